@@ -1,0 +1,44 @@
+"""The methods by name: the values of ``method`` in the configuration, the command line and YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import unknown
+from .descent import FineTune, GradDiff, NegativeGradient
+from .minmax import MinMax, Uam
+from .projection import Stabilizer
+from .rosu import Rosu
+from .rule import Rule
+
+Builder = Callable[[Mapping[str, Any]], Rule]
+
+METHODS: dict[str, Builder] = {
+    "rosu": lambda o: Rosu(o["jacobian"], Stabilizer(o["tau"], o["tau_mode"]), o["eps_q"]),
+    "minmax": lambda o: MinMax(o["jacobian"], o["eps_q"]),
+    "uam": lambda o: Uam(eps_q=o["eps_q"]),
+    "graddiff": lambda o: GradDiff(o["forget_weight"], o["retain_weight"]),
+    "ft": lambda o: FineTune(),
+    "ng": lambda o: NegativeGradient(),
+}
+
+#: Options a rule may read, with the defaults of the paper.
+DEFAULTS: dict[str, Any] = {
+    "jacobian": "relaxed",
+    "tau": 1e-8,
+    "tau_mode": "absolute",
+    "eps_q": 1e-6,
+    "forget_weight": 1.0,
+    "retain_weight": 1.0,
+}
+
+
+def build_rule(method: str, **options: Any) -> Rule:
+    """The rule called ``method``, e.g. ``build_rule("rosu", jacobian="none")``."""
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    for name in options:
+        if name not in DEFAULTS:
+            raise unknown("method option", name, DEFAULTS)
+    return METHODS[method]({**DEFAULTS, **options})

@@ -1,0 +1,61 @@
+"""ROSU: the strongest forgetting direction among those the retain loss does not feel (Algorithm 1).
+
+Inner problem (Proposition 1): maximise ⟨f, δ⟩ over ‖δ‖ ≤ ρ with ⟨r, δ⟩ = 0. Its solution is
+δ = ρ q/‖q‖ with q = (I − P_r) f. The outer gradient is s = ∇L_r(w+δ), carried back to w by the
+relaxed Jacobian (Lemma 1): v = [I + (ρ/‖q‖)(I − P_r − P_⊥)] s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError, unknown
+from .gram import Gram
+from .projection import Stabilizer, retain_orthogonal
+from .rule import Inner
+from .vector import F, R, S, Vector
+
+JACOBIANS = ("relaxed", "none")
+
+
+@dataclass(frozen=True)
+class Rosu:
+    """Retain-orthogonal surrogate unlearning.
+
+    Args:
+        jacobian: ``relaxed`` (Algorithm 1) or ``none`` (Algorithm 2, the zero-order variant: v = s).
+        stabilizer: τ of the projection.
+        eps_q: ‖q_τ‖ at or below which the step falls back to plain retain descent (Lemma 5).
+    """
+
+    jacobian: str = "relaxed"
+    stabilizer: Stabilizer = field(default_factory=Stabilizer)
+    eps_q: float = 1e-6
+
+    passes = ("forget", "retain")
+    perturbs = True
+    pulls = True
+
+    def __post_init__(self) -> None:
+        if self.jacobian not in JACOBIANS:
+            raise unknown("jacobian", self.jacobian, JACOBIANS)
+        if not self.eps_q >= 0.0:
+            raise ConfigError(f"eps_q={self.eps_q!r} is no threshold for a norm: give a number ≥ 0, e.g. 1e-6.")
+
+    def inner(self, gram: Gram, rho: float) -> Inner:
+        q = retain_orthogonal(F, gram, self.stabilizer)
+        q_norm = gram.norm(q)
+        if q_norm <= self.eps_q:
+            return Inner(Vector(), q_norm, alpha=0.0, fallback=True)
+        alpha = rho / q_norm
+        return Inner(alpha * q, q_norm, alpha, precise=gram.cancels(q))
+
+    def outer(self, gram: Gram, inner: Inner | None) -> Vector:
+        if inner is None or inner.fallback:
+            return R
+        if self.jacobian == "none":
+            return S
+        u = inner.delta / (inner.alpha * inner.direction_norm)
+        c1 = gram(R, S) / self.stabilizer.denominator(gram(R, R))
+        c2 = gram.dot(u, S)
+        return S + inner.alpha * (S - c1 * R - c2 * u)

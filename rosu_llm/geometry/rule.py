@@ -1,0 +1,55 @@
+"""What a method is: which gradients it needs, where it perturbs, how it combines them.
+
+A rule sees names and inner products only. The step engine runs the passes a rule asks for and hands
+it their Gram matrix; the rule answers with coefficients. A new method is one file here and one line
+in :mod:`rosu_llm.geometry.registry`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from .gram import Gram
+from .vector import Vector
+
+
+@dataclass(frozen=True)
+class Inner:
+    """The answer to the inner problem: where the retain loss is evaluated.
+
+    Attributes:
+        delta: the perturbation δ; empty where the rule falls back to plain retain descent.
+        direction_norm: norm of the unnormalised direction (‖q_τ‖ for ROSU, ‖f‖ for the standard one).
+        alpha: ρ over that norm, the weight of the Jacobian correction; 0 at a fallback.
+        fallback: the direction was too small to be trusted; no perturbation, no amplification.
+        precise: δ is a small difference of large gradients; form it in float64.
+    """
+
+    delta: Vector
+    direction_norm: float
+    alpha: float
+    fallback: bool = False
+    precise: bool = False
+
+
+class Rule(Protocol):
+    """A method of the family, as coefficients over captured gradients."""
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """Losses whose gradient at w is needed, in the order they run: ``forget``, ``retain``."""
+
+    @property
+    def perturbs(self) -> bool:
+        """Whether a further retain pass at w+δ follows."""
+
+    @property
+    def pulls(self) -> bool:
+        """Whether the weights are also moved along βδ (the paper's amplification)."""
+
+    def inner(self, gram: Gram, rho: float) -> Inner:
+        """δ from the Gram matrix of the gradients at w. Called only if ``perturbs``."""
+
+    def outer(self, gram: Gram, inner: Inner | None) -> Vector:
+        """The descent gradient v, from the Gram matrix of all captured gradients."""
