@@ -1,0 +1,6 @@
+"""Where gradients and weights live: capture, inner products, exact perturb and restore."""
+
+from .local import LocalSpace, trainable
+from .protocol import ParameterSpace, Realized
+
+__all__ = ["LocalSpace", "ParameterSpace", "Realized", "trainable"]

@@ -1,0 +1,99 @@
+"""Vector algebra over lists of tensors, block by block, so that no second copy of a model appears.
+
+Sums over 10⁸ float32 products lose two to three digits when accumulated in float32. Here every
+reduction ends in float64. On the CPU a block is converted to float64 while it sits in the cache;
+elsewhere products stay in float32 and only their sum is float64, unless the caller asks for
+``precise`` because the vector is a small difference of large ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+#: Elements per block: half a megabyte of float64 on the CPU (fits in the cache), 64 MB elsewhere.
+CPU_BLOCK = 1 << 16
+DEVICE_BLOCK = 1 << 24
+
+
+def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Matching flat pieces of tensors of one shape, as views that can be written to.
+
+    A tensor that is not contiguous cannot be viewed flat; then the tensors come whole.
+    """
+    first = tensors[0]
+    if first.numel() == 0:
+        return
+    if not all(t.is_contiguous() for t in tensors):
+        yield tensors
+        return
+    size = CPU_BLOCK if first.device.type == "cpu" else DEVICE_BLOCK
+    if first.numel() <= size:
+        yield tuple(t.view(-1) for t in tensors)
+        return
+    yield from zip(*(t.view(-1).split(size) for t in tensors), strict=True)
+
+
+def work_dtype(device: torch.device, precise: bool) -> torch.dtype:
+    """The type in which a block is combined."""
+    if device.type == "mps":  # has no float64
+        return torch.float32
+    return torch.float64 if precise or device.type == "cpu" else torch.float32
+
+
+def combine(coefficients: Sequence[float], parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """``Σ cᵢ gᵢ`` of one block, in a new tensor of ``dtype``."""
+    total = parts[0].to(dtype, copy=True).mul_(coefficients[0])
+    for c, part in zip(coefficients[1:], parts[1:], strict=True):
+        total.add_(part if part.dtype == dtype else part.to(dtype), alpha=c)
+    return total
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """``⟨a, b⟩`` of one block as a 0-dimensional tensor, float64 where the device has it."""
+    if a.dtype == torch.float64 and a.dim() == 1:
+        return torch.dot(a, b)
+    product = a * b
+    return product.sum() if a.device.type == "mps" else product.sum(dtype=torch.float64)
+
+
+class Sums:
+    """A handful of running float64 sums, kept on the devices where the blocks are."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._totals: dict[torch.device, Tensor] = {}
+
+    def add(self, *values: Tensor) -> None:
+        """Add one block's contribution to each sum."""
+        device = values[0].device
+        home = torch.device("cpu") if device.type == "mps" else device
+        stacked = torch.stack(values).to(device=home, dtype=torch.float64)
+        if home in self._totals:
+            self._totals[home] += stacked
+        else:
+            self._totals[home] = stacked
+
+    def total(self) -> Tensor:
+        """The sums over all devices, on the CPU."""
+        result = torch.zeros(self._count, dtype=torch.float64)
+        for part in self._totals.values():
+            result += part.cpu()
+        return result
+
+
+def stochastic_round(value: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Round float32 to bfloat16 up or down at random so that the mean is right.
+
+    Adding δ to a bfloat16 weight rounds almost all of it away (8 bits of mantissa). Rounding at
+    random keeps δ in expectation: the realised perturbation then has the right projection on δ,
+    at the price of noise, which the caller reports as distortion.
+    """
+    if dtype != torch.bfloat16:
+        return value.to(dtype)
+    bits = value.to(torch.float32).view(torch.int32)
+    noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
+    rounded = ((bits + noise) & ~0xFFFF).view(torch.float32)
+    return torch.where(torch.isfinite(value), rounded, value.to(torch.float32)).to(dtype)

@@ -1,0 +1,70 @@
+"""What the step engine asks of a parameter space, whatever layout the weights have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ..geometry import Gram, Vector
+
+
+@dataclass(frozen=True)
+class Realized:
+    """What became of a perturbation once weights were rounded to the type the model computes in.
+
+    Attributes:
+        norm: ‖δ‖ as intended.
+        fraction: ⟨realised, δ⟩/‖δ‖²; 1 when all of δ arrived.
+        distortion: ‖realised − δ‖/‖δ‖; 0 when nothing else did.
+        leak: ⟨r, realised⟩, the first-order change of the retain loss.
+    """
+
+    norm: float
+    fraction: float
+    distortion: float
+    leak: float
+
+
+class ParameterSpace(Protocol):
+    """Owner of weights and captured gradients. Layouts differ in where shards live and who sums scalars."""
+
+    @property
+    def is_perturbed(self) -> bool:
+        """Whether the weights currently carry a perturbation."""
+
+    def begin(self) -> None:
+        """Forget the previous step's gradients and clear ``.grad``."""
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of one micro-batch; gradients are synchronised only on the last."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of ``loss``."""
+
+    def capture(self, name: str) -> None:
+        """Store the accumulated gradient under ``name`` and clear ``.grad``."""
+
+    def hold(self, name: str) -> None:
+        """Let ``name`` stand for the gradient accumulated in ``.grad``, without copying it."""
+
+    def gram(self, names: Sequence[str], known: Gram | None = None) -> Gram:
+        """Inner products of the named gradients, over all shards; pairs in ``known`` are not recomputed."""
+
+    def perturbed(self, delta: Vector, *, precise: bool, seed: int = 0) -> AbstractContextManager[Realized]:
+        """The weights at w+δ; exactly w again on leaving, whatever happens inside."""
+
+    def write_gradient(self, vector: Vector, *, precise: bool = False) -> None:
+        """Make ``.grad`` the given combination, ready for the optimizer."""
+
+    def discard_gradient(self) -> None:
+        """Make the coming optimizer step one that the loss scaler skips."""
+
+    def displacement(self) -> float:
+        """‖w_now − w_before‖ since the perturbation's backup was taken."""
+
+    def add(self, vector: Vector, *, precise: bool = False) -> None:
+        """Move the weights by the given combination."""

@@ -1,0 +1,19 @@
+"""The passes over a window and the update they end in."""
+
+from .amplify import Amplifier, Pull, resolve
+from .engine import Closure, Outcome, StepEngine
+from .loop import UnlearningStep, guard_optimizer
+from .report import metrics, pull_metrics
+
+__all__ = [
+    "Amplifier",
+    "Closure",
+    "Outcome",
+    "Pull",
+    "StepEngine",
+    "UnlearningStep",
+    "guard_optimizer",
+    "metrics",
+    "pull_metrics",
+    "resolve",
+]
