@@ -1,0 +1,47 @@
+"""rosu_llm: make language models forget chosen training data while keeping the rest.
+
+Importing the package is instant: names are resolved on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "ForgetRetainCollator": "data.pairing",
+    "ForgetRetainDataset": "data.pairing",
+    "MethodArguments": "training.arguments",
+    "QuestionAnswerDataset": "data.question_answer",
+    "ROSUConfig": "training.config",
+    "ROSUTrainer": "training.trainer",
+    "RosuError": "errors",
+    "UnlearningStep": "step.loop",
+    "register_loss": "losses.registry",
+}
+
+__all__ = ["__version__", *_EXPORTS]
+
+if TYPE_CHECKING:
+    from .data.pairing import ForgetRetainCollator, ForgetRetainDataset
+    from .data.question_answer import QuestionAnswerDataset
+    from .errors import RosuError
+    from .losses.registry import register_loss
+    from .step.loop import UnlearningStep
+    from .training.arguments import MethodArguments
+    from .training.config import ROSUConfig
+    from .training.trainer import ROSUTrainer
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -43,7 +43,8 @@ class LocalSpace:
     Args:
         parameters: usually the optimizer's; frozen ones are left out, tied ones counted once.
         no_sync: returns a context in which a backward pass does not synchronise replicas (DDP).
-        loss_scale: returns the factor by which losses are multiplied before backward (fp16 loss scaling).
+        scaler: the loss scaler of fp16 training; its factor is removed before any scalar is formed and
+            put back on the gradient the optimizer will unscale.
         compute_dtype: the type the forward pass rounds weights to (autocast); theirs where not given.
 
     Holds up to three copies of the trainable parameters: one per captured gradient and the backup from
@@ -55,12 +56,12 @@ class LocalSpace:
         parameters: Iterable[nn.Parameter],
         *,
         no_sync: Callable[[], AbstractContextManager[object]] | None = None,
-        loss_scale: Callable[[], float] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
         self.parameters = trainable(parameters)
         self._no_sync = no_sync or contextlib.nullcontext
-        self._loss_scale = loss_scale or (lambda: 1.0)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._compute_dtype = compute_dtype
         self._captured: dict[str, list[Tensor]] = {}
         self._spare: list[list[Tensor]] = []
@@ -88,12 +89,12 @@ class LocalSpace:
         return contextlib.nullcontext() if last else self._no_sync()
 
     def backward(self, loss: Tensor) -> None:
-        scale = self._loss_scale()
-        (loss if scale == 1.0 else loss * scale).backward()
+        scaled: Tensor = loss if self._scaler is None else self._scaler.scale(loss)
+        scaled.backward()
 
     def capture(self, name: str) -> None:
         buffers = self._spare.pop() if self._spare else [torch.empty_like(p) for p in self.parameters]
-        scale = self._loss_scale()
+        scale = self._scale()
         for i, (p, buffer) in enumerate(zip(self.parameters, buffers, strict=True)):
             if p.grad is None:
                 buffer.zero_()
@@ -106,7 +107,7 @@ class LocalSpace:
         self._clear()
 
     def hold(self, name: str) -> None:
-        scale = self._loss_scale()
+        scale = self._scale()
         for i, p in enumerate(self.parameters):
             if p.grad is None:
                 continue
@@ -240,7 +241,7 @@ class LocalSpace:
         if self._perturbed:
             raise PerturbedWeightsError("The weights are perturbed: leave the perturbed pass before writing gradients.")
         names = [n for n in sorted(vector) if vector[n] != 0.0]
-        scale = self._loss_scale()
+        scale = self._scale()
         coefficients = [vector[n] * scale for n in names]
         groups = self._grouped(names) if names else [[] for _ in self.parameters]
         for p, touched, group in zip(self.parameters, self._touched, groups, strict=True):
@@ -281,6 +282,9 @@ class LocalSpace:
     def _published(self) -> None:
         # Inside autocast a low-precision copy of each weight may be cached: it is stale now.
         torch.clear_autocast_cache()
+
+    def _scale(self) -> float:
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def _clear(self) -> None:
         for p in self.parameters:

@@ -1,0 +1,107 @@
+"""Pairs of forget and retain samples: deterministic, evenly covering, resumable.
+
+Which retain samples accompany forget sample i in epoch e is a function of (seed, e, i) alone: no
+random state is consumed, so a resumed run, another number of workers or another rank order sees the
+same pairs. Over time every retain sample is drawn equally often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from ..errors import DataError
+
+Sample = Mapping[str, Any]
+
+
+class ForgetRetainDataset(Dataset[dict[str, Any]]):
+    """One item per forget sample, with ``retain_per_forget`` retain samples beside it.
+
+    Args:
+        forget, retain: indexable collections of tokenised samples (``input_ids``, ``labels``).
+        retain_per_forget: how much larger the retain part of a batch is.
+        seed: of the pairing.
+
+    Items are ``{"forget": sample, "retain": [sample, …]}``.
+    """
+
+    def __init__(
+        self, forget: Sequence[Sample] | Any, retain: Sequence[Sample] | Any, *, retain_per_forget: int = 1, seed: int = 0
+    ) -> None:
+        for name, part in (("forget", forget), ("retain", retain)):
+            if not isinstance(part, Sized) or len(part) == 0:
+                raise DataError(f"The {name} data set is empty: unlearning needs samples of both kinds.")
+        if retain_per_forget < 1:
+            raise DataError(f"retain_per_forget={retain_per_forget} must be at least 1.")
+        self.forget, self.retain = forget, retain
+        self.retain_per_forget, self.seed = retain_per_forget, seed
+        self.epoch = 0
+        self._block = -1
+        self._order: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the trainer; another epoch pairs differently."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.forget)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"forget": self.forget[index], "retain": [self.retain[j] for j in self.partners(index)]}
+
+    def partners(self, index: int) -> list[int]:
+        """Indices of the retain samples that go with forget sample ``index`` in this epoch."""
+        first = (self.epoch * len(self.forget) + index) * self.retain_per_forget
+        return [self._draw(first + j) for j in range(self.retain_per_forget)]
+
+    def _draw(self, position: int) -> int:
+        # An endless sequence of shuffled decks of the retain set, indexed by position.
+        block, offset = divmod(position, len(self.retain))
+        if block != self._block:
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) & 0x7FFF_FFFF_FFFF_FFFF)
+            self._order = torch.randperm(len(self.retain), generator=generator).tolist()
+            self._block = block
+        return self._order[offset]
+
+
+class ForgetRetainCollator:
+    """Pads the two parts of a batch, each to its own longest sample; plain samples become a plain batch.
+
+    Args:
+        pad_token_id: what to fill ``input_ids`` with; masked out of attention and labels.
+        max_length: longer samples are cut from the right; None keeps them.
+    """
+
+    def __init__(self, pad_token_id: int = 0, max_length: int | None = None) -> None:
+        self.pad_token_id, self.max_length = pad_token_id, max_length
+
+    def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if not items:
+            raise DataError("An empty list of samples cannot be collated.")
+        if "forget" not in items[0] and "retain" not in items[0]:
+            return self._pad(items)
+        parts: dict[str, list[Sample]] = {"forget": [], "retain": []}
+        for item in items:
+            for name, bucket in parts.items():
+                value = item.get(name, [])
+                bucket.extend([value] if isinstance(value, Mapping) else value)
+        return {name: self._pad(bucket) for name, bucket in parts.items() if bucket}
+
+    def _pad(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+        rows = [torch.as_tensor(s["input_ids"])[: self.max_length] for s in samples]
+        labels = [torch.as_tensor(s.get("labels", s["input_ids"]))[: self.max_length] for s in samples]
+        width = max(len(row) for row in rows)
+        batch = {
+            "input_ids": torch.full((len(rows), width), self.pad_token_id, dtype=torch.long),
+            "attention_mask": torch.zeros((len(rows), width), dtype=torch.long),
+            "labels": torch.full((len(rows), width), -100, dtype=torch.long),
+        }
+        for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
+            batch["input_ids"][i, : len(row)] = row
+            batch["attention_mask"][i, : len(row)] = 1
+            batch["labels"][i, : len(label)] = label
+        return batch

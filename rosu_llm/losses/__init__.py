@@ -1,0 +1,22 @@
+"""Losses as plain functions in a registry."""
+
+from . import language
+from .language import COUNT, answer_mask, logits_of, sequence_logprobs, token_nll
+from .reference import ReferenceLogProbs, ReferenceModel
+from .registry import LOSSES, LossContext, LossSpec, get_loss, register_loss
+
+__all__ = [
+    "COUNT",
+    "LOSSES",
+    "LossContext",
+    "LossSpec",
+    "ReferenceLogProbs",
+    "ReferenceModel",
+    "answer_mask",
+    "get_loss",
+    "language",
+    "logits_of",
+    "register_loss",
+    "sequence_logprobs",
+    "token_nll",
+]

@@ -1,0 +1,92 @@
+"""Losses by name: plain functions that return a *sum* over their units (tokens or sequences).
+
+Sums, not means, because a window's loss is its total over its total count: then 8×1 micro-batches
+equal 1×8 also when they are ragged. The sign convention is the paper's: the forget loss is *raised*
+and the retain loss *lowered*. Objectives that are published as something to minimise on the forget
+set (NPO, SimNPO) are therefore registered as their negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import ConfigError, unknown
+
+Batch = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LossContext:
+    """What a loss may need besides model and batch.
+
+    Attributes:
+        options: hyper-parameters by name (``npo_beta``, ``simnpo_beta``, ``simnpo_delta``).
+        reference_logprobs: sequence log-probabilities of this batch under the initial model.
+        reference_logits: function giving the initial model's logits for a batch.
+    """
+
+    options: Mapping[str, float] = field(default_factory=dict)
+    reference_logprobs: Callable[[Batch], Tensor] | None = None
+    reference_logits: Callable[[Batch], Tensor] | None = None
+
+
+LossFunction = Callable[[nn.Module, Batch, LossContext], Tensor]
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """A registered loss.
+
+    Attributes:
+        function: returns the sum over units of one batch.
+        unit: ``token`` (answer tokens) or ``sequence``: what its sum is divided by.
+        roles: where it makes sense, ``forget`` and/or ``retain``.
+        reference: ``none``, ``logprobs`` (one number per sample, computed up front) or ``logits``
+            (needs the initial model at every step).
+        options: names and defaults of its hyper-parameters.
+    """
+
+    name: str
+    function: LossFunction
+    unit: str
+    roles: tuple[str, ...]
+    reference: str = "none"
+    options: Mapping[str, float] = field(default_factory=dict)
+
+
+LOSSES: dict[str, LossSpec] = {}
+
+
+def register_loss(
+    name: str,
+    *,
+    unit: str = "token",
+    roles: tuple[str, ...] = ("forget", "retain"),
+    reference: str = "none",
+    **options: float,
+) -> Callable[[LossFunction], LossFunction]:
+    """Decorator: make ``loss(model, batch, context) -> sum`` available as ``forget_loss``/``retain_loss``."""
+    if unit not in ("token", "sequence"):
+        raise unknown("unit", unit, ("token", "sequence"))
+    if reference not in ("none", "logprobs", "logits"):
+        raise unknown("reference", reference, ("none", "logprobs", "logits"))
+
+    def add(function: LossFunction) -> LossFunction:
+        LOSSES[name] = LossSpec(name, function, unit, roles, reference, options)
+        return function
+
+    return add
+
+
+def get_loss(name: str, role: str) -> LossSpec:
+    """The loss called ``name``, if it can play ``role``."""
+    fitting = [n for n, spec in LOSSES.items() if role in spec.roles]
+    if name not in LOSSES:
+        raise unknown(f"{role}_loss", name, fitting)
+    if role not in LOSSES[name].roles:
+        raise ConfigError(f"{role}_loss={name!r} cannot work as a {role} loss; use one of {', '.join(sorted(fitting))}.")
+    return LOSSES[name]

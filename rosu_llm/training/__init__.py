@@ -1,0 +1,1 @@
+"""Configuration and trainer: thin glue between transformers.Trainer and the step engine."""

@@ -1,0 +1,67 @@
+"""One line before the first step: how many passes a step costs and how much memory it will want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..geometry import Rule
+
+#: State tensors per parameter of the optimizers Trainer offers most often; others count as two.
+_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adafactor": 0, "Lion": 1}
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """Passes and estimated bytes of one training step, activations not included."""
+
+    passes: int
+    trainable: int
+    total: int
+    weights: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    reference: int
+
+    @property
+    def peak(self) -> int:
+        """Sum of all parts."""
+        return self.weights + self.gradients + self.optimizer + self.buffers + self.reference
+
+    def line(self) -> str:
+        """The sentence that is logged."""
+        share = 100.0 * self.trainable / max(1, self.total)
+        return (
+            f"{self.passes} forward+backward passes per step; {self.trainable:,} of {self.total:,} parameters trainable "
+            f"({share:.3g} %); estimated peak {_gib(self.peak)} without activations (weights {_gib(self.weights)}, "
+            f"gradients {_gib(self.gradients)}, optimizer {_gib(self.optimizer)}, captured gradients and backup "
+            f"{_gib(self.buffers)}, reference model {_gib(self.reference)})"
+        )
+
+
+def preflight(model: nn.Module, rule: Rule, optimizer: torch.optim.Optimizer, reference_bytes: int = 0) -> Preflight:
+    """Estimate from the model and optimizer at hand."""
+    parameters = list(model.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    size = sum(p.numel() * p.element_size() for p in trained)
+    kept = len(rule.passes) if rule.perturbs else len(rule.passes) - 1
+    adaptive = _STATES.get(type(optimizer).__name__, 2)
+    if type(optimizer).__name__ == "SGD" and any(g.get("momentum") for g in optimizer.param_groups):
+        adaptive = 1
+    return Preflight(
+        passes=len(rule.passes) + int(rule.perturbs),
+        trainable=sum(p.numel() for p in trained),
+        total=sum(p.numel() for p in parameters),
+        weights=sum(p.numel() * p.element_size() for p in parameters),
+        gradients=size,
+        optimizer=adaptive * size,
+        buffers=(kept + int(rule.perturbs)) * size,
+        reference=reference_bytes,
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"

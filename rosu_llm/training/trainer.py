@@ -1,0 +1,532 @@
+"""``ROSUTrainer``: a ``transformers.Trainer`` whose training step is the paper's.
+
+Trainer calls ``training_step`` once per micro-batch. The batches of a window are stashed until its last
+one arrives; then the step engine runs all passes over the window and leaves one gradient in ``.grad``.
+Clipping, the optimizer, schedulers, checkpoints and callbacks go on as in any Trainer. The pull βδ is
+added by a hook on the optimizer's step, so a step that is skipped (fp16 overflow) pulls nothing.
+
+:class:`ROSUMixin` holds all of it and can sit on top of any Trainer subclass.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
+
+from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
+from ..errors import ConfigError, DataError, UnsupportedLayoutError
+from ..geometry import Inner, Vector
+from ..losses import COUNT, LossContext, ReferenceLogProbs, ReferenceModel
+from ..space import LocalSpace
+from ..step import Amplifier, Outcome, StepEngine, guard_optimizer, metrics, pull_metrics, resolve
+from ..step.amplify import NEGLIGIBLE
+from .arguments import MethodArguments
+from .calibrator import Calibrator
+from .checkpoint import (
+    REFERENCE_FILE,
+    STATE_FILE,
+    last_complete,
+    marked,
+    resolve_resume,
+    staged,
+    write_atomically,
+)
+from .config import ROSUConfig
+from .model_card import model_card
+from .precision import prepare_precision
+from .preflight import Preflight, preflight
+from .window import PARTS, WindowLoss, check_batch
+
+logger = logging.getLogger(__name__)
+
+_MIXED_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class _EpochPairing(TrainerCallback):
+    """Tells the data set which epoch it is, also after resuming in the middle of one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._dataset.set_epoch(int(state.epoch or 0))
+
+
+class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
+    """The unlearning step as a mixin over ``transformers.Trainer``.
+
+    Args:
+        method_args: the method's parameters; taken from ``args`` when that is a ``ROSUConfig``.
+        holdout_dataset: never-trained samples of the same kind, for ``calibrate="holdout"``.
+        peft_config: wrap the model in this adapter first.
+        tokenizer, processing_class: either name is accepted, whatever the installed version calls it.
+
+    All other arguments are Trainer's.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: Any = None,
+        *rest: Any,
+        method_args: MethodArguments | None = None,
+        holdout_dataset: Any = None,
+        peft_config: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None and method_args is None:
+            args = ROSUConfig()
+        settings = method_args or args
+        if not isinstance(settings, MethodArguments):
+            raise ConfigError(
+                f"args is a {type(args).__name__} without the method's parameters: pass args=ROSUConfig(…), "
+                "or method_args=MethodArguments(…) beside it."
+            )
+        settings.check_method()
+        self.method_args = settings
+        self._check_data(kwargs.get("train_dataset"), holdout_dataset, kwargs.get("model_init"))
+        self._holdout = holdout_dataset
+        if isinstance(model, str):
+            model = _load(model)
+        if model is not None:
+            if peft_config is not None:
+                model = _adapt(model, peft_config)
+            prepare_precision(model, upcast=settings.upcast, autocast=bool(getattr(args, "bf16", False)))
+        _rename_tokenizer(super().__init__, kwargs)
+        tokenizer = kwargs.get("processing_class", kwargs.get("tokenizer"))
+        dataset = kwargs.get("train_dataset")
+        if kwargs.get("data_collator") is None and isinstance(dataset, ForgetRetainDataset):
+            kwargs["data_collator"] = ForgetRetainCollator(getattr(tokenizer, "pad_token_id", None) or 0)
+        super().__init__(model, args, *rest, **kwargs)
+        self._check_layout()
+        if hasattr(dataset, "set_epoch"):
+            self.add_callback(_EpochPairing(dataset))
+
+        self._reference_logprobs = ReferenceLogProbs()
+        self._reference_model = self._build_reference_model()
+        self._calibrator = self._build_calibrator()
+        self._engine: StepEngine | None = None
+        self._amplifier: Amplifier | None = None
+        self.preflight: Preflight | None = None
+        self._stash: list[Mapping[str, Any]] = []
+        self._pending: tuple[Outcome, float, float] | None = None
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._eval_parts: dict[str, list[float]] = {}
+        self._warned: set[str] = set()
+        self._hooks: list[Any] = []
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def _check_data(self, train_dataset: Any, holdout: Any, model_init: Any) -> None:
+        if model_init is not None and self.method_args.retain_loss == "kl":
+            raise ConfigError("retain_loss='kl' needs the initial model: pass model=… instead of model_init=….")
+        if hasattr(train_dataset, "__len__") and len(train_dataset) == 0:
+            raise DataError("train_dataset is empty: there is nothing to unlearn.")
+        if self.method_args.calibrate == "holdout":
+            if holdout is None:
+                raise DataError(
+                    "calibrate='holdout' needs never-trained samples of the same kind: pass holdout_dataset=…, "
+                    "or a target loss such as calibrate=2.5."
+                )
+            if len(holdout) == 0:
+                raise DataError("holdout_dataset is empty: calibrate='holdout' has nothing to measure.")
+
+    def _check_layout(self) -> None:
+        if self.args.n_gpu > 1:
+            raise UnsupportedLayoutError(
+                f"{self.args.n_gpu} GPUs in one process would be driven by torch.nn.DataParallel, which is not "
+                "supported. Launch one process per GPU (accelerate launch, torchrun) or set CUDA_VISIBLE_DEVICES=0."
+            )
+        for name in ("is_deepspeed_enabled", "is_fsdp_enabled"):
+            if getattr(self, name, False):
+                raise UnsupportedLayoutError(
+                    f"{name[3:-8]} shards the parameters, which this version does not support yet: use one device or DDP."
+                )
+
+    # -- references and calibration -------------------------------------------------------------
+
+    def _build_reference_model(self) -> ReferenceModel | None:
+        if self.method_args.loss("retain").reference != "logits":
+            return None
+        reference = ReferenceModel(self.model)
+        if reference.extra_bytes:
+            logger.warning(
+                "retain_loss=%r keeps a frozen copy of the model (+%.2f GiB); with LoRA there is none.",
+                self.method_args.retain_loss,
+                reference.extra_bytes / 2**30,
+            )
+        return reference
+
+    def _build_calibrator(self) -> Calibrator | None:
+        settings = self.method_args
+        if settings.calibrate == "off":
+            return None
+        return Calibrator(
+            target=None if settings.calibrate == "holdout" else float(settings.calibrate),
+            margin=settings.calibrate_margin,
+            every=settings.calibrate_every,
+            holdout=lambda: self._batches(self._holdout),
+            forward_context=self.compute_loss_context_manager,
+            mean_over_ranks=self._mean_over_ranks,
+        )
+
+    def _batches(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
+        """The data set in order, collated and on the device."""
+        size = self.args.per_device_train_batch_size
+        for start in range(0, len(dataset), size):
+            items = [dataset[i] for i in range(start, min(start + size, len(dataset)))]
+            yield self._prepare_inputs(self.data_collator(items))
+
+    def _prepare_references(self, checkpoint: str | None) -> None:
+        if self.method_args.loss("forget").reference != "logprobs":
+            return
+        if checkpoint is not None:
+            path = Path(checkpoint) / REFERENCE_FILE
+            if not path.is_file():
+                raise ConfigError(
+                    f"{checkpoint!r} holds no {REFERENCE_FILE}: it was not written by a run with "
+                    f"forget_loss={self.method_args.forget_loss!r}, and the initial model's values cannot be recovered."
+                )
+            self._reference_logprobs = ReferenceLogProbs.load(path)
+            return
+        if not hasattr(self.train_dataset, "__getitem__") or not hasattr(self.train_dataset, "__len__"):
+            raise DataError(
+                f"forget_loss={self.method_args.forget_loss!r} computes reference values up front and needs a data set "
+                "with a length; use nll or simnpo for streamed data."
+            )
+        self._reference_logprobs = ReferenceLogProbs()
+        with self.compute_loss_context_manager():
+            self._reference_logprobs.compute(self.model, (b["forget"] for b in self._batches(self.train_dataset)))
+
+    # -- training -------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; ``resume_from_checkpoint=True`` takes the newest *complete* checkpoint."""
+        checkpoint = resolve_resume(resume_from_checkpoint, self.args.output_dir)
+        self._stash.clear()
+        self._pending = None
+        self._engine = None
+        self._prepare_references(checkpoint)
+        if checkpoint is not None and self._calibrator is not None:
+            state = Path(checkpoint) / STATE_FILE
+            if state.is_file():
+                self._calibrator.target = json.loads(state.read_text())["calibrate_target"]
+        try:
+            return super().train(checkpoint, *args, **kwargs)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._engine is not None:
+            self._engine.space.release()
+        self._engine = None
+
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Stash the micro-batch; on the last one of the window run all passes. Returns the outer loss."""
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        check_batch(inputs, self.method_args.rule().passes)
+        self._stash.append(self._prepare_inputs(inputs))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        batches, self._stash = self._stash, []
+        outcome = self._update(model, batches)
+        return torch.tensor(outcome.objective, dtype=torch.float32, device=self.args.device)
+
+    def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
+        engine = self._engine or self._build_engine(model)
+        settings, step, total = self.method_args, self.state.global_step, self.state.max_steps
+        learning_rate = float(self._raw_optimizer().param_groups[0]["lr"])
+        rho = settings.rho_at(step, total)
+        beta = settings.beta_schedule().at(step, total, learning_rate, rho)
+        scale = 1.0
+        if self._calibrator is not None:
+            self._calibrator.refresh(model, step)
+
+        def amplification(losses: Mapping[str, float], inner: Inner) -> Vector:
+            nonlocal scale
+            if self._calibrator is not None:
+                scale = self._calibrator.scale(self._forget_nll(model, losses, batches))
+            assert self._amplifier is not None
+            return scale * self._amplifier.in_gradient(inner, beta, learning_rate)
+
+        window = {
+            part: self._window_loss(part).closures(model, [b[part] for b in batches], part)
+            for part in engine.rule.passes
+        }
+        outcome = engine.run(window, rho=rho, amplification=amplification, seed=step)
+        self._record(outcome, scale)
+        assert self._amplifier is not None
+        pulls = engine.rule.pulls and self._amplifier.mode != "optimizer"
+        if pulls and outcome.inner is not None and not outcome.inner.fallback and learning_rate > 0.0:
+            self._pending = (outcome, beta, scale)
+        else:
+            self._pending = None
+        return outcome
+
+    def _forget_nll(
+        self, model: nn.Module, losses: Mapping[str, float], batches: Sequence[Mapping[str, Any]]
+    ) -> float:
+        """The forget loss on the scale of the target: mean answer-token NLL."""
+        if self.method_args.forget_loss == "nll" and self.method_args.reduction == "window_tokens":
+            return losses["forget"]
+        assert self._calibrator is not None
+        return self._calibrator.mean_nll(model, (b["forget"] for b in batches))
+
+    def _window_loss(self, part: str) -> WindowLoss:
+        spec = self.method_args.loss(part)
+        context = LossContext(
+            options={name: getattr(self.method_args, name, default) for name, default in spec.options.items()},
+            reference_logprobs=self._reference_logprobs,
+            reference_logits=self._reference_model,
+        )
+        return WindowLoss(
+            spec, context, self.method_args.reduction, self.compute_loss_context_manager, self._mean_over_ranks
+        )
+
+    def _raw_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self.optimizer
+        while not isinstance(optimizer, torch.optim.Optimizer) or type(optimizer).__name__ == "AcceleratedOptimizer":
+            optimizer = optimizer.optimizer
+        return optimizer
+
+    def _build_engine(self, model: nn.Module) -> StepEngine:
+        settings, optimizer = self.method_args, self._raw_optimizer()
+        rule = settings.rule()
+        self._amplifier = resolve(settings.amplify, settings.beta, settings.kappa, optimizer)
+        scaler = self.accelerator.scaler
+        space = LocalSpace(
+            [p for group in optimizer.param_groups for p in group["params"]],
+            no_sync=lambda: self.accelerator.no_sync(model),
+            scaler=scaler,
+            compute_dtype=_MIXED_PRECISION.get(self.accelerator.mixed_precision),
+        )
+        self._engine = StepEngine(
+            rule,
+            space,
+            module=model,
+            devices={p.device for p in space.parameters},
+            mean_over_ranks=self._mean_over_ranks,
+            loss_scaling=scaler is not None,
+        )
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [guard_optimizer(optimizer, space), optimizer.register_step_post_hook(self._after_optimizer_step)]
+        extra = self._reference_model.extra_bytes if self._reference_model is not None else 0
+        self.preflight = preflight(self.model, rule, optimizer, extra)
+        if rule.pulls:
+            self._announce_amplification(optimizer)
+        logger.info("%s: %s", settings.method, self.preflight.line())
+        return self._engine
+
+    def _announce_amplification(self, optimizer: torch.optim.Optimizer) -> None:
+        settings = self.method_args
+        assert self._amplifier is not None
+        logger.info("amplify=%s resolves to %s", settings.amplify, self._amplifier.mode)
+        if self._amplifier.mode == "optimizer" and settings.beta != "tied":
+            self._warn(
+                "optimizer-beta",
+                f"beta={settings.beta!r} through the optimizer divides δ by the learning rate, so an adaptive optimizer "
+                "sees little but the pull. Use amplify='direct' with this beta, or beta='tied'.",
+            )
+        if self._amplifier.mode == "direct" and len({g["lr"] for g in optimizer.param_groups}) > 1:
+            self._warn(
+                "group-lr",
+                "The optimizer's parameter groups have different learning rates; the tied β uses the first group's, so "
+                "that the pull stays one retain-neutral vector.",
+            )
+
+    def _after_optimizer_step(self, *_: Any) -> None:
+        if self._pending is None or self._engine is None or self._amplifier is None:
+            return
+        (outcome, beta, scale), self._pending = self._pending, None
+        assert outcome.inner is not None
+        pull = self._amplifier.after_step(self._engine.space, outcome.inner, beta, scale)
+        self._add_metrics(pull_metrics(pull))
+        if 0.0 < pull.length and pull.ratio < NEGLIGIBLE * scale:
+            self._warn(
+                "negligible",
+                f"The amplification is {pull.ratio:.1e} of the optimizer's step: it does practically nothing "
+                f"(amplify={self._amplifier.mode!r}, beta={self.method_args.beta!r}). Use amplify='matched', or a larger "
+                "numeric beta.",
+            )
+
+    # -- logging --------------------------------------------------------------------------------
+
+    def _record(self, outcome: Outcome, scale: float) -> None:
+        values = metrics(outcome, getattr(self.method_args.rule(), "stabilizer", None))
+        if self._calibrator is not None:
+            values["calibrate/scale"] = scale
+            if self.method_args.calibrate == "holdout" and self._calibrator.target is not None:
+                values["loss/holdout"] = self._calibrator.target
+        self._add_metrics(values)
+        if values.get("perturb/realized", 1.0) < 0.5:
+            self._warn(
+                "realized",
+                f"Only {values['perturb/realized']:.0%} of the perturbation survived rounding to the type the model "
+                "computes in. Raise rho, or compute in float32.",
+            )
+
+    def _add_metrics(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._metrics[name].append(value)
+
+    def _warn(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Adds the step metrics, averaged since the last log, to training logs."""
+        if "loss" in logs and self._metrics:
+            logs.update({name: sum(v) / len(v) for name, v in sorted(self._metrics.items())})
+            self._metrics.clear()
+        super().log(logs, *args, **kwargs)
+
+    # -- evaluation -----------------------------------------------------------------------------
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        """Retain loss of a paired batch; Trainer's own loss of a plain one."""
+        if not any(part in inputs for part in PARTS):
+            return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+        part = "retain" if "retain" in inputs else "forget"
+        loss = self._mean_loss(model, inputs[part], part)
+        return (loss, {}) if return_outputs else loss
+
+    def _mean_loss(self, model: nn.Module, batch: Mapping[str, Any], part: str) -> Tensor:
+        spec, context = self.method_args.loss(part), self._window_loss(part).context
+        with self.compute_loss_context_manager():
+            return spec.function(model, batch, context) / COUNT[spec.unit](batch).clamp(min=1)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """For paired batches ``eval_loss`` is the retain loss; ``eval_forget_loss`` comes beside it."""
+        if not any(part in inputs for part in PARTS):
+            result: tuple[Tensor | None, Tensor | None, Tensor | None]
+            result = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+            return result
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            if "forget" in inputs:
+                value = float(self._mean_loss(model, inputs["forget"], "forget"))
+                self._eval_parts.setdefault("forget_loss", []).append(value)
+            return self.compute_loss(model, inputs).detach(), None, None
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, plus the forget loss of paired batches."""
+        self._eval_parts = {}
+        output = super().evaluation_loop(*args, **kwargs)
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        for name, values in self._eval_parts.items():
+            mean = self._mean_over_ranks(torch.tensor([sum(values) / len(values)], dtype=torch.float64))
+            output.metrics[f"{prefix}_{name}"] = float(mean[0])
+        return output
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Sum over the passes of a step."""
+        if not isinstance(inputs, Mapping) or not any(part in inputs for part in PARTS):
+            return int(super().floating_point_ops(inputs))
+        rule = self.method_args.rule()
+        times = {"forget": 1, "retain": 1 + int(rule.perturbs)}
+        return sum(times[part] * int(super(ROSUMixin, self).floating_point_ops(inputs[part])) for part in rule.passes)
+
+    def _mean_over_ranks(self, values: Tensor) -> Tensor:
+        if self.accelerator.num_processes == 1:
+            return values
+        reduced: Tensor = self.accelerator.reduce(values.to(self.accelerator.device), reduction="mean")
+        return reduced.cpu()
+
+    # -- saving ---------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any, *args: Any, **kwargs: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        with marked(folder, writer=self.args.should_save):
+            if self.args.should_save:
+                if self._reference_logprobs.values:
+                    self._reference_logprobs.save(folder / REFERENCE_FILE)
+                if self._calibrator is not None:
+                    write_atomically(folder / STATE_FILE, json.dumps({"calibrate_target": self._calibrator.target}))
+            super()._save_checkpoint(model, trial, *args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if not self.args.should_save:
+            super()._save(output_dir, state_dict)
+            return
+        with staged(Path(output_dir or self.args.output_dir)) as stage:
+            super()._save(str(stage), state_dict)
+
+    def last_checkpoint(self) -> str | None:
+        """The newest complete checkpoint of this run, if any."""
+        found = last_complete(Path(self.args.output_dir))
+        return None if found is None else str(found)
+
+    def create_model_card(self, model_name: str | None = None, tags: Any = None, **_: Any) -> None:
+        """Write README.md: method, settings, versions, last logged values."""
+        if not self.is_world_process_zero():
+            return
+        import transformers
+
+        logged = next((entry for entry in reversed(self.state.log_history) if "loss" in entry), {})
+        config = getattr(self.model, "config", None)
+        text = model_card(
+            name=model_name or Path(self.args.output_dir).name,
+            base_model=getattr(config, "_name_or_path", None) or None,
+            settings={**self.method_args.method_dict(), **_training_summary(self.args)},
+            versions={"torch": torch.__version__, "transformers": transformers.__version__},
+            metrics={k: v for k, v in logged.items() if isinstance(v, (int, float))},
+            tags=[tags] if isinstance(tags, str) else list(tags or []),
+        )
+        write_atomically(Path(self.args.output_dir) / "README.md", text)
+
+
+class ROSUTrainer(ROSUMixin, Trainer):
+    """Unlearn with ROSU, or any method of its family, exactly as you would train.
+
+    Example::
+
+        trainer = ROSUTrainer(model, ROSUConfig(output_dir="out", rho=0.4), train_dataset=pairs)
+        trainer.train()
+    """
+
+
+def _training_summary(args: Any) -> dict[str, Any]:
+    names = ("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "seed")
+    return {name: getattr(args, name) for name in names}
+
+
+def _load(name: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.float32)
+
+
+def _adapt(model: Any, peft_config: Any) -> Any:
+    try:
+        from peft import get_peft_model
+    except ImportError as error:
+        raise ConfigError("peft_config was given but peft is not installed: pip install 'rosu-llm[peft]'.") from error
+    return get_peft_model(model, peft_config)
+
+
+def _rename_tokenizer(init: Any, kwargs: dict[str, Any]) -> None:
+    """Pass the tokenizer under the name the installed Trainer uses."""
+    known = inspect.signature(init).parameters
+    for given, other in (("tokenizer", "processing_class"), ("processing_class", "tokenizer")):
+        if given in kwargs and given not in known and other in known:
+            kwargs[other] = kwargs.pop(given)

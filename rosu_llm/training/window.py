@@ -1,0 +1,81 @@
+"""From stashed batches to the closures the step engine runs, normalised over the whole window.
+
+``window_tokens``: L = (sum over the window's units) / (number of its units), counted per part and over
+all ranks. ``micro_mean``: the mean of micro-batch means, as trainers that normalise per batch do.
+Reductions are part of the algorithm here, because α = ρ/‖q‖ depends on the scale of the losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DataError
+from ..losses import COUNT, LossContext, LossSpec
+from ..step import Closure
+
+PARTS = ("forget", "retain")
+
+
+def check_batch(batch: Any, parts: Iterable[str] = PARTS) -> None:
+    """Raise one clear error for a batch the step cannot use."""
+    if not isinstance(batch, Mapping):
+        raise DataError(f"A batch must be a mapping {{'forget': …, 'retain': …}}, not {type(batch).__name__}.")
+    for part in parts:
+        if part not in batch:
+            raise DataError(
+                f"The batch has keys {sorted(map(str, batch))} but no {part!r}: build it with ForgetRetainDataset and "
+                "ForgetRetainCollator, or return {'forget': {...}, 'retain': {...}} from your collator."
+            )
+        if not isinstance(batch[part], Mapping):
+            raise DataError(f"batch[{part!r}] must hold input_ids and labels, not {type(batch[part]).__name__}.")
+        for key in ("input_ids", "labels"):
+            if key not in batch[part]:
+                raise DataError(f"batch[{part!r}] has keys {sorted(map(str, batch[part]))} but no {key!r}.")
+
+
+@dataclass(frozen=True)
+class WindowLoss:
+    """How one part's loss is computed and normalised.
+
+    Attributes:
+        spec: the loss.
+        context: its references and options.
+        reduction: ``window_tokens`` or ``micro_mean``.
+        forward_context: entered around every forward (autocast).
+        mean_over_ranks: averages a small tensor over processes.
+    """
+
+    spec: LossSpec
+    context: LossContext
+    reduction: str
+    forward_context: Callable[[], AbstractContextManager[Any]]
+    mean_over_ranks: Callable[[Tensor], Tensor]
+
+    def closures(self, model: nn.Module, batches: Sequence[Mapping[str, Any]], part: str) -> list[Closure]:
+        """One closure per micro-batch. Their sum, averaged over ranks, is the window's loss."""
+        count = COUNT[self.spec.unit]
+        counts = [float(count(batch)) for batch in batches]
+        mean = float(self.mean_over_ranks(torch.tensor([sum(counts)], dtype=torch.float64))[0])
+        if mean == 0.0:
+            raise DataError(
+                f"The {part} window has no answer token: every label is -100 (after the shift by one). "
+                "Check label masking and max_length."
+            )
+        if self.reduction == "window_tokens":
+            weights = [1.0 / mean] * len(batches)
+        else:
+            weights = [1.0 / (max(n, 1.0) * len(batches)) for n in counts]
+        return [self._closure(model, batch, weight) for batch, weight in zip(batches, weights, strict=True)]
+
+    def _closure(self, model: nn.Module, batch: Mapping[str, Any], weight: float) -> Closure:
+        def share() -> Tensor:
+            with self.forward_context():
+                return self.spec.function(model, batch, self.context) * weight
+
+        return share
