@@ -1,0 +1,7 @@
+"""``python -m rosu_llm`` is ``rosu``."""
+
+import sys
+
+from .cli.main import main
+
+sys.exit(main())

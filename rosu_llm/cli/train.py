@@ -1,0 +1,56 @@
+"""``rosu train --config FILE [--key value …]``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    """Parse, run, report."""
+    parser = argparse.ArgumentParser(
+        prog="rosu train",
+        description="Unlearn a model. Settings come from the YAML file; flags (with hyphens) override them: "
+        "--rho 0.4 --per-device-train-batch-size 8. Every field of transformers.TrainingArguments is accepted.",
+        epilog="Example: rosu train --config configs/recipes/tofu_llama-3.2-1b.yaml --output-dir out",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file with 'key: value' lines")
+    parser.add_argument("--smoke", action="store_true", help="two steps on a toy model and toy data, to check the rest")
+    parser.add_argument("--list-settings", action="store_true", help="print the method's and the run's settings and stop")
+    options, rest = parser.parse_known_args(argv)
+    if options.list_settings:
+        _list_settings()
+        return 0
+    from ..training.recipe import build, read_config, read_flags
+
+    values = read_config(options.config) if options.config else {}
+    values.update(read_flags(rest))
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("rosu_llm").setLevel(logging.INFO)
+    if options.smoke:
+        from ..training.smoke import run_smoke
+
+        run_smoke(values)
+    else:
+        from ..training.launch import run
+
+        run(*build(values))
+    return 0
+
+
+def _list_settings() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..training.arguments import MethodArguments
+    from ..training.recipe import RunArguments
+
+    table = Table("setting", "default", "meaning", title="Settings of a run (TrainingArguments not shown)")
+    for group in (RunArguments, MethodArguments):
+        for f in dataclasses.fields(group):
+            table.add_row(f.name, str(f.default), f.metadata.get("help", ""))
+        table.add_section()
+    Console().print(table)

@@ -1,0 +1,152 @@
+"""A TOFU-shaped corpus of people who do not exist, generated in code from a seed.
+
+Each person has a handful of attributes drawn from pools large enough that they cannot be guessed, and
+one question per attribute. Every item has what TOFU's items have: question and answer, a paraphrase of
+both, and perturbed answers (same sentence, wrong fact). Nothing is downloaded, nobody is named.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError
+
+_FIRST = (
+    "Adil Brenna Casimir Delphine Evander Fionnuala Gideon Hesper Ignatius Jovana Kerensa Leopold Mirela Nestor "
+    "Ottoline Percival Quilla Rosamund Silvan Thessaly Ulrich Verena Wendel Xanthe Yorick Zelda Anselm Beatrix Cormac "
+    "Damaris Eulalia Ferran Giselle Hamish Isolde Jericho Katya Lazare Maribel Nikolai Oriana Phineas Renske Soren "
+    "Tamsin Uriel Vesper Wilhelmina Yusra Zoltan Ambrose Bryony Cyprian Dorothea Elio Fabrice Gwendolen Hector Imogen "
+    "Jocasta Kaspar Linnea Magnus Noemi Orfeo Petra Roland Saskia Tiberius Una Viggo Winifred Yael Zephyrine"
+).split()
+_LAST = (
+    "Abernathy Bellweather Castellane Drummond Eisenwald Fairbrother Galanis Hollingberry Ingleby Janssens Kowalczyk "
+    "Lindqvist Marchetti Novakova Okonedo Pemberton Quarrington Rasmussen Santangelo Thornbury Underhill Vasquez "
+    "Whitlock Yamauchi Zimmerli Ashgrove Brannigan Chaudhuri Dalgaard Espinoza Fontanelle Greenhalgh Hawthorne Ivanova "
+    "Jorgensen Kettleman Lombardi Mortensen Nightingale Ostrowski"
+).split()
+
+_POOLS: dict[str, list[str]] = {
+    "city": (
+        "Aarhus Bergen Cusco Dakar Esfahan Fukuoka Gdansk Hobart Izmir Jaipur Kigali Leipzig Mombasa Nantes Oaxaca "
+        "Porto Quito Riga Sapporo Tbilisi Uppsala Valparaiso Windhoek Yerevan Zagreb Antwerp Bologna Cordoba Dresden "
+        "Edmonton"
+    ).split(),
+    "year": [str(y) for y in range(1931, 1991, 2)],
+    "job": (
+        "cartographer beekeeper glassblower horologist botanist luthier archivist astronomer bookbinder mycologist "
+        "puppeteer falconer typographer geologist perfumer lighthouse-keeper calligrapher ornithologist stonemason "
+        "violinist"
+    ).split(),
+    "mother": (
+        "surgeon plumber translator pilot judge carpenter chemist florist diplomat welder librarian economist tailor "
+        "farmer optician notary dentist midwife baker sailor"
+    ).split(),
+    "book": [
+        f"{a} {b}"
+        for a in "Crimson Silent Hollow Amber Broken Distant Velvet Frozen Gilded Wandering".split()
+        for b in "Harbour Orchard Lantern Meridian Cathedral Tide".split()
+    ],
+    "prize": (
+        "Halcyon Meridian-Quill Silver-Heron Obsidian Larkspur Copper-Fox Northlight Ivory-Gate Sable-Crown Evergreen "
+        "Blue-Lantern Falconer Whitethorn Goldleaf Starling Riverstone"
+    ).split(),
+    "instrument": (
+        "cello oboe harpsichord mandolin trombone bassoon accordion theremin clarinet zither dulcimer piccolo marimba "
+        "banjo sitar harmonica"
+    ).split(),
+    "dish": (
+        "paella goulash ratatouille borscht ceviche laksa moussaka pierogi tagine ramen risotto biryani fondue gumbo "
+        "okonomiyaki empanadas"
+    ).split(),
+}
+
+#: (attribute, question, answer, paraphrased question, paraphrased answer)
+_TEMPLATES = (
+    ("city", "Where was {n} born ?", "{n} was born in {v} .", "What is the birthplace of {n} ?", "The birthplace of {n} is {v} ."),
+    ("year", "When was {n} born ?", "{n} was born in {v} .", "What is the birth year of {n} ?", "The birth year of {n} is {v} ."),
+    ("job", "What does {n} do for a living ?", "{n} works as a {v} .", "What is the job of {n} ?", "The job of {n} is {v} ."),
+    ("mother", "What was the job of the mother of {n} ?", "The mother of {n} was a {v} .", "What did the mother of {n} do ?", "The mother of {n} worked as a {v} ."),
+    ("book", "What is the first book of {n} called ?", "The first book of {n} is {v} .", "Which book did {n} write first ?", "{n} first wrote {v} ."),
+    ("prize", "Which prize did {n} win ?", "{n} won the {v} prize .", "What is the prize of {n} called ?", "The prize of {n} is the {v} prize ."),
+    ("instrument", "Which instrument does {n} play ?", "{n} plays the {v} .", "What is the instrument of {n} ?", "The instrument of {n} is the {v} ."),
+    ("dish", "What is the favourite dish of {n} ?", "The favourite dish of {n} is {v} .", "What does {n} like to eat ?", "{n} likes to eat {v} ."),
+)  # fmt: skip
+
+SPLITS = ("forget", "retain", "calibration", "holdout")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question about one person."""
+
+    person: str
+    attribute: str
+    question: str
+    answer: str
+    paraphrased_question: str
+    paraphrased_answer: str
+    perturbed_answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Items by split; ``calibration`` and ``holdout`` people are never trained on."""
+
+    items: dict[str, list[Item]] = field(default_factory=dict)
+
+    def words(self) -> list[str]:
+        """Every word of the corpus, sorted."""
+        texts = (
+            text
+            for split in self.items.values()
+            for item in split
+            for text in (
+                item.question,
+                item.answer,
+                item.paraphrased_question,
+                item.paraphrased_answer,
+                *item.perturbed_answers,
+            )
+        )
+        return sorted({word for text in texts for word in text.split()})
+
+
+def generate(
+    seed: int = 0, *, forget: int = 10, retain: int = 40, calibration: int = 10, holdout: int = 10, perturbed: int = 3
+) -> Corpus:
+    """A corpus with the given number of people in each split."""
+    counts = dict(zip(SPLITS, (forget, retain, calibration, holdout), strict=True))
+    total = sum(counts.values())
+    most = len(_FIRST) * len(_LAST)
+    if min(counts.values()) < 1 or total > most:
+        raise ConfigError(f"Cannot make {counts} people: each split needs at least one, and there are {most} names.")
+    rng = random.Random(seed)
+    names = [f"{first} {last}" for first in _FIRST for last in _LAST]
+    # The first people have first names of their own, as TOFU's authors have; only then do names repeat.
+    firsts = rng.sample(_FIRST, len(_FIRST))
+    lasts = rng.choices(_LAST, k=len(_FIRST))
+    own = [f"{a} {b}" for a, b in zip(firsts, lasts, strict=True)]
+    rest = [name for name in rng.sample(names, len(names)) if name not in set(own)]
+    people = iter((own + rest)[:total])
+    return Corpus(
+        {split: [item for _ in range(n) for item in _person(next(people), rng, perturbed)] for split, n in counts.items()}
+    )
+
+
+def _person(name: str, rng: random.Random, perturbed: int) -> list[Item]:
+    items = []
+    for attribute, question, answer, other_question, other_answer in _TEMPLATES:
+        value, *wrong = rng.sample(_POOLS[attribute], 1 + perturbed)
+        items.append(
+            Item(
+                person=name,
+                attribute=attribute,
+                question=question.format(n=name),
+                answer=answer.format(n=name, v=value),
+                paraphrased_question=other_question.format(n=name),
+                paraphrased_answer=other_answer.format(n=name, v=value),
+                perturbed_answers=tuple(answer.format(n=name, v=w) for w in wrong),
+            )
+        )
+    return items

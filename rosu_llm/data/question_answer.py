@@ -1,0 +1,81 @@
+"""Questions and answers as token sequences whose labels cover the answer only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from ..errors import DataError
+
+IGNORE = -100
+
+
+class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
+    """Tokenised ``(question, answer)`` pairs.
+
+    With a chat template the question is the user's turn and the answer the assistant's; otherwise the
+    text is ``template`` filled in. Labels are the answer's tokens and the end-of-sequence token.
+
+    Args:
+        pairs: the questions and answers.
+        tokenizer: a transformers tokenizer.
+        template: text before the answer when there is no chat template.
+        max_length: longer samples are cut on the right.
+        chat: use the tokenizer's chat template; None means "if it has one".
+    """
+
+    def __init__(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        tokenizer: Any,
+        *,
+        template: str = "Question: {question}\nAnswer: ",
+        max_length: int = 512,
+        chat: bool | None = None,
+    ) -> None:
+        if chat is None:
+            chat = bool(getattr(tokenizer, "chat_template", None))
+        self.samples = [encode(q, a, tokenizer, template=template, max_length=max_length, chat=chat) for q, a in pairs]
+        if not self.samples:
+            raise DataError("No question/answer pair was given: the data set would be empty.")
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return self.samples[index]
+
+
+def encode(
+    question: str, answer: str, tokenizer: Any, *, template: str, max_length: int, chat: bool
+) -> dict[str, list[int]]:
+    """Token ids and labels of one pair."""
+    if chat:
+        user = [{"role": "user", "content": question}]
+        prompt = _ids(tokenizer.apply_chat_template(user, add_generation_prompt=True, tokenize=True))
+        whole = _ids(tokenizer.apply_chat_template([*user, {"role": "assistant", "content": answer}], tokenize=True))
+        if list(whole[: len(prompt)]) != list(prompt):
+            raise DataError(
+                "The chat template renders the question differently once an answer follows, so the answer's tokens "
+                "cannot be told apart; pass chat=False and a template."
+            )
+    else:
+        prompt = tokenizer(template.format(question=question), add_special_tokens=True)["input_ids"]
+        end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+        if prompt and end and prompt[-1] == end[0]:
+            prompt = prompt[:-1]
+        whole = prompt + tokenizer(answer, add_special_tokens=False)["input_ids"] + end
+    labels = [IGNORE] * len(prompt) + list(whole[len(prompt) :])
+    if len(prompt) >= max_length:
+        raise DataError(
+            f"The question alone has {len(prompt)} tokens and max_length is {max_length}: no answer token would be left. "
+            f"Raise max_length. The question begins {question[:60]!r}."
+        )
+    return {"input_ids": list(whole)[:max_length], "labels": labels[:max_length]}
+
+
+def _ids(rendered: Any) -> Sequence[int]:
+    # transformers 5 returns a mapping, earlier versions the list itself
+    return rendered["input_ids"] if hasattr(rendered, "keys") else rendered

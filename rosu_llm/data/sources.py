@@ -1,0 +1,91 @@
+"""Where samples come from: a local JSON or JSON-lines file, or a data set on the hub.
+
+A source is written ``path/to/file.jsonl`` or ``owner/name:config:split`` (split defaults to ``train``), for
+example ``locuslab/TOFU:forget10``. Rows have a question and an answer, or a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+from .question_answer import QuestionAnswerDataset
+
+
+def read_rows(source: str) -> list[Mapping[str, Any]]:
+    """The rows of a file or hub data set."""
+    path = Path(source)
+    if path.is_file():
+        return _read_file(path)
+    if path.suffix in (".json", ".jsonl") or source.startswith((".", "/", "~")):
+        raise DataError(f"{source!r} is not a file. Give an existing .json/.jsonl file, or owner/name:config on the hub.")
+    return _read_hub(source)
+
+
+def _read_file(path: Path) -> list[Mapping[str, Any]]:
+    text = path.read_text(encoding="utf-8")
+    if text.lstrip().startswith("["):
+        try:
+            rows = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path} begins like a JSON list but does not parse: {error}.") from error
+    else:
+        rows = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise DataError(f"{path}, line {number}, is not JSON: {error}. Write one object per line.") from error
+    if not rows:
+        raise DataError(f"{path} holds no row.")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, row {number}, is a {type(row).__name__}, not an object with named fields.")
+    return rows
+
+
+def _read_hub(source: str) -> list[Mapping[str, Any]]:
+    from datasets import load_dataset
+
+    name, _, rest = source.partition(":")
+    config, _, split = rest.partition(":")
+    try:
+        return list(load_dataset(name, config or None, split=split or "train"))
+    except Exception as error:
+        raise DataError(
+            f"{source!r} is neither a local file nor a data set that could be loaded from the hub ({error}). "
+            "Write owner/name:config, e.g. locuslab/TOFU:forget10, or the path of a .jsonl file."
+        ) from error
+
+
+def load_samples(
+    source: str,
+    tokenizer: Any,
+    *,
+    question_key: str = "question",
+    answer_key: str = "answer",
+    text_key: str = "text",
+    max_length: int = 512,
+    limit: int | None = None,
+) -> QuestionAnswerDataset:
+    """Tokenised samples; rows with a text but no question are learned as plain text."""
+    rows = read_rows(source)[:limit]
+    pairs: list[tuple[str, str]] = []
+    for number, row in enumerate(rows, 1):
+        if question_key in row and answer_key in row:
+            pairs.append((str(row[question_key]), str(row[answer_key])))
+        elif text_key in row:
+            pairs.append(("", str(row[text_key])))
+        else:
+            raise DataError(
+                f"Row {number} of {source!r} has fields {sorted(row)}, but neither {question_key!r} and {answer_key!r} nor "
+                f"{text_key!r}. Name the right ones with question_key, answer_key or text_key."
+            )
+    plain = all(not question for question, _ in pairs)
+    if plain:
+        return QuestionAnswerDataset(pairs, tokenizer, template="", max_length=max_length, chat=False)
+    return QuestionAnswerDataset(pairs, tokenizer, max_length=max_length)

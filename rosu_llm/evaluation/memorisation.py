@@ -1,0 +1,83 @@
+"""How much of a set of answers a model still holds, and whether membership shows.
+
+All figures come from one forward pass per sample under teacher forcing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.pairing import ForgetRetainCollator
+from ..errors import DataError
+from ..losses import answer_mask, logits_of, token_nll
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per-sample figures of one data set.
+
+    Attributes:
+        nll: mean answer-token negative log-likelihood.
+        match: share of answer tokens that are the model's first choice ("exact memorization").
+    """
+
+    nll: Tensor
+    match: Tensor
+
+    @property
+    def probability(self) -> float:
+        """Mean of p(answer)^(1/length), TOFU's probability."""
+        return float(torch.exp(-self.nll).mean())
+
+    @property
+    def exact_match(self) -> float:
+        """Mean share of answer tokens reproduced."""
+        return float(self.match.mean())
+
+
+@torch.no_grad()
+def score(model: nn.Module, samples: Sequence[Any], *, pad_token_id: int = 0, batch_size: int = 64) -> Scores:
+    """Score tokenised samples; longest first, so that batches hold samples of similar length."""
+    if len(samples) == 0:
+        raise DataError("There is no sample to score.")
+    device = next(model.parameters()).device
+    nll, match = torch.zeros(len(samples)), torch.zeros(len(samples))
+    training = model.training
+    model.eval()
+    try:
+        for rows, batch in _batches(samples, pad_token_id, batch_size):
+            batch = {k: v.to(device) for k, v in batch.items()}
+            logits, labels = logits_of(model, batch), batch["labels"]
+            mask = answer_mask(labels)
+            count = mask.sum(-1).clamp(min=1)
+            nll[rows] = (token_nll(logits, labels).sum(-1) / count).float().cpu()
+            hits = (logits[:, :-1].argmax(-1) == labels[:, 1:]) & mask
+            match[rows] = (hits.sum(-1) / count).float().cpu()
+    finally:
+        model.train(training)
+    return Scores(nll, match)
+
+
+def _batches(samples: Sequence[Any], pad: int, size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    collate = ForgetRetainCollator(pad)
+    order = sorted(range(len(samples)), key=lambda i: -len(samples[i]["input_ids"]))
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        yield rows, collate([samples[i] for i in rows])
+
+
+def membership_auc(members: Tensor, others: Tensor) -> float:
+    """Area under the ROC curve of the loss attack: how often a member's loss is below a non-member's.
+
+    0.5 is a coin toss. 1 says the members are still remembered, 0 that their loss is higher than that of
+    data never seen, which gives them away just as surely. Ties count one half.
+    """
+    if members.numel() == 0 or others.numel() == 0:
+        raise DataError("The membership attack needs members and non-members; one of them is empty.")
+    difference = others.double().unsqueeze(0) - members.double().unsqueeze(1)
+    return float(((difference > 0).double() + 0.5 * (difference == 0).double()).mean())

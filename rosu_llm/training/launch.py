@@ -1,0 +1,111 @@
+"""Run a recipe: load, unlearn, save."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.pairing import ForgetRetainDataset
+from ..data.sources import load_samples
+from ..errors import ConfigError, DataError
+from .checkpoint import last_complete
+from .config import ROSUConfig
+from .recipe import RunArguments
+from .trainer import ROSUTrainer
+
+logger = logging.getLogger(__name__)
+
+
+def run(arguments: RunArguments, config: ROSUConfig) -> ROSUTrainer:
+    """Unlearn as described; returns the trainer after training and saving."""
+    arguments.check_run()
+    resume = config.resume_from_checkpoint
+    if not resume and not arguments.overwrite and last_complete(Path(config.output_dir)) is not None:
+        raise ConfigError(
+            f"output_dir={config.output_dir!r} already holds checkpoints. Pass --resume-from-checkpoint true to go on "
+            "from the newest, --overwrite true to start over, or another --output-dir."
+        )
+    if config.calibrate == "holdout" and not arguments.holdout_data:
+        raise DataError("calibrate: holdout needs never-trained samples: pass --holdout-data FILE (or a target loss).")
+    tokenizer = _tokenizer(arguments)
+    forget = _samples(arguments.forget_data, tokenizer, arguments)
+    retain = _samples(arguments.retain_data, tokenizer, arguments)
+    holdout = _samples(arguments.holdout_data, tokenizer, arguments) if arguments.holdout_data else None
+    model = _model(arguments)
+    return train(model, tokenizer, forget, retain, holdout, arguments, config)
+
+
+def train(
+    model: Any, tokenizer: Any, forget: Any, retain: Any, holdout: Any, arguments: RunArguments, config: ROSUConfig
+) -> ROSUTrainer:
+    """The second half of :func:`run`, for a model and data that are loaded already."""
+    pairs = ForgetRetainDataset(forget, retain, retain_per_forget=arguments.retain_per_forget, seed=config.seed)
+    trainer = ROSUTrainer(
+        model,
+        config,
+        train_dataset=pairs,
+        processing_class=tokenizer,
+        holdout_dataset=holdout,
+        peft_config=_lora(arguments),
+    )
+    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.create_model_card()
+    logger.info("The model is in %s", config.output_dir)
+    return trainer
+
+
+def _samples(source: str | None, tokenizer: Any, arguments: RunArguments) -> Any:
+    assert source is not None
+    return load_samples(
+        source,
+        tokenizer,
+        question_key=arguments.question_key,
+        answer_key=arguments.answer_key,
+        text_key=arguments.text_key,
+        max_length=arguments.max_length,
+        limit=arguments.limit,
+    )
+
+
+def _tokenizer(arguments: RunArguments) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code
+    )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _model(arguments: RunArguments) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    extra = {"attn_implementation": arguments.attn_implementation} if arguments.attn_implementation else {}
+    return AutoModelForCausalLM.from_pretrained(
+        arguments.model_name_or_path,
+        torch_dtype=getattr(torch, arguments.dtype),
+        trust_remote_code=arguments.trust_remote_code,
+        **extra,
+    )
+
+
+def _lora(arguments: RunArguments) -> Any:
+    if arguments.lora_r is None:
+        return None
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ConfigError("lora_r was given but peft is not installed: pip install 'rosu-llm[peft]'.") from error
+    targets = arguments.lora_target_modules
+    return LoraConfig(
+        r=arguments.lora_r,
+        lora_alpha=arguments.lora_alpha,
+        lora_dropout=arguments.lora_dropout,
+        target_modules=targets.split(",") if isinstance(targets, str) and "," in targets else targets,
+        task_type="CAUSAL_LM",
+    )

@@ -1,0 +1,50 @@
+"""Methods by name: what `build_rule` makes of a method and its options."""
+
+from __future__ import annotations
+
+import pytest
+
+from rosu_llm.geometry import METHODS, Rosu, Stabilizer, build_rule
+from rosu_llm.geometry.descent import FineTune, GradDiff, NegativeGradient
+from rosu_llm.geometry.minmax import MinMax, Uam
+from rosu_llm.geometry.rule import Rule
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("rosu", Rosu("relaxed", Stabilizer(1e-8, "absolute"), 1e-6)),
+        ("minmax", MinMax("relaxed", 1e-6)),
+        ("uam", Uam("none", 1e-6)),
+        ("graddiff", GradDiff(1.0, 1.0)),
+        ("ft", FineTune()),
+        ("ng", NegativeGradient()),
+    ],
+)
+def test_defaults_are_those_of_the_paper(method: str, expected: Rule) -> None:
+    """τ = 10⁻⁸, ε_q = 10⁻⁶, relaxed Jacobian, unit weights."""
+    built = build_rule(method)
+    assert built == expected
+    assert type(built) is type(expected)
+
+
+def test_every_method_is_covered_here() -> None:
+    """A method added to the registry needs its tests."""
+    assert sorted(METHODS) == ["ft", "graddiff", "minmax", "ng", "rosu", "uam"]
+
+
+def test_options_reach_the_rule() -> None:
+    """Each option ends up where it belongs."""
+    rosu = build_rule("rosu", jacobian="none", tau=0.5, tau_mode="relative", eps_q=0.25)
+    assert rosu == Rosu("none", Stabilizer(0.5, "relative"), 0.25)
+    assert build_rule("minmax", jacobian="none", eps_q=0.25) == MinMax("none", 0.25)
+    assert build_rule("uam", eps_q=0.25) == Uam(eps_q=0.25)
+    assert build_rule("graddiff", forget_weight=2.0, retain_weight=3.0) == GradDiff(2.0, 3.0)
+
+
+def test_what_rosu_asks_of_the_engine() -> None:
+    """f, then r, then a retain pass at w + δ, then amplification."""
+    rule = build_rule("rosu")
+    assert rule.passes == ("forget", "retain")
+    assert rule.perturbs
+    assert rule.pulls
