@@ -55,5 +55,6 @@ def coupling(gram: Gram, rho: float) -> Coupling:
         standard_retain_change=rho * r_norm * cos,
         standard_forget_gain=rho * f_norm,
         neutral_forget_gain=rho * q_norm,
-        distance=rho * sqrt(2.0 * (1.0 - sine)),
+        # √(2(1 − sin θ)) without the cancellation near orthogonality: 1 − sin θ = cos²θ/(1 + sin θ)
+        distance=rho * abs(cos) * sqrt(2.0 / (1.0 + sine)),
     )

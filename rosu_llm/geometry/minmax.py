@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import unknown
 from .gram import Gram
-from .rosu import JACOBIANS
+from .rosu import JACOBIANS, check_threshold
 from .rule import Inner
 from .vector import F, R, S, Vector
 
@@ -29,6 +29,7 @@ class MinMax:
     def __post_init__(self) -> None:
         if self.jacobian not in JACOBIANS:
             raise unknown("jacobian", self.jacobian, JACOBIANS)
+        check_threshold(self.eps_q)
 
     @property
     def passes(self) -> tuple[str, ...]:

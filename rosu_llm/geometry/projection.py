@@ -2,13 +2,14 @@
 
 τ keeps the quotient finite where the retain gradient vanishes. It also leaves a residue: to first
 order the perturbation is neutral only up to the factor τ/(‖r‖²+τ) (Lemma 2), so when ‖r‖² is of the
-size of τ the protection fades. With ``tau_mode="relative"`` τ is a fraction of ‖r‖² and it never does.
+size of τ the protection fades. With ``tau_mode="relative"`` τ is a fraction of ‖r‖² and the factor is a
+constant τ/(1+τ), however small ‖r‖ gets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 
 from ..errors import ConfigError, unknown
 from .gram import Gram
@@ -27,7 +28,7 @@ class Stabilizer:
     def __post_init__(self) -> None:
         if self.mode not in TAU_MODES:
             raise unknown("tau_mode", self.mode, TAU_MODES)
-        if not self.tau >= 0.0:
+        if not (self.tau >= 0.0 and isfinite(self.tau)):
             raise ConfigError(f"tau={self.tau!r} cannot stabilise a division: give a number ≥ 0, e.g. 1e-8.")
 
     def amount(self, retain_square: float) -> float:

@@ -8,6 +8,7 @@ relaxed Jacobian (Lemma 1): v = [I + (ρ/‖q‖)(I − P_r − P_⊥)] s.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite, sqrt
 
 from ..errors import ConfigError, unknown
 from .gram import Gram
@@ -18,6 +19,12 @@ from .vector import F, R, S, Vector
 JACOBIANS = ("relaxed", "none")
 
 
+def check_threshold(eps_q: float) -> None:
+    """ε_q must be a finite number ≥ 0."""
+    if not (eps_q >= 0.0 and isfinite(eps_q)):
+        raise ConfigError(f"eps_q={eps_q!r} is no threshold for a norm: give a number ≥ 0, e.g. 1e-6.")
+
+
 @dataclass(frozen=True)
 class Rosu:
     """Retain-orthogonal surrogate unlearning.
@@ -25,12 +32,15 @@ class Rosu:
     Args:
         jacobian: ``relaxed`` (Algorithm 1) or ``none`` (Algorithm 2, the zero-order variant: v = s).
         stabilizer: τ of the projection.
-        eps_q: ‖q_τ‖ at or below which the step falls back to plain retain descent (Lemma 5).
+        eps_q: ‖q_τ‖ at or below which the step falls back to plain retain descent (Lemma 5). It also falls
+            back where q_τ is mostly the residue of τ along r, which the paper leaves open.
+        literal: fall back on ε_q alone, as Algorithm 1 is written.
     """
 
     jacobian: str = "relaxed"
     stabilizer: Stabilizer = field(default_factory=Stabilizer)
     eps_q: float = 1e-6
+    literal: bool = False
 
     passes = ("forget", "retain")
     perturbs = True
@@ -39,16 +49,29 @@ class Rosu:
     def __post_init__(self) -> None:
         if self.jacobian not in JACOBIANS:
             raise unknown("jacobian", self.jacobian, JACOBIANS)
-        if not self.eps_q >= 0.0:
-            raise ConfigError(f"eps_q={self.eps_q!r} is no threshold for a norm: give a number ≥ 0, e.g. 1e-6.")
+        check_threshold(self.eps_q)
 
     def inner(self, gram: Gram, rho: float) -> Inner:
         q = retain_orthogonal(F, gram, self.stabilizer)
         q_norm = gram.norm(q)
-        if q_norm <= self.eps_q:
+        if q_norm <= self.eps_q or (not self.literal and self._all_residue(gram, q_norm)):
             return Inner(Vector(), q_norm, alpha=0.0, fallback=True)
         alpha = rho / q_norm
         return Inner(alpha * q, q_norm, alpha, precise=gram.cancels(q))
+
+    def _all_residue(self, gram: Gram, q_norm: float) -> bool:
+        """Whether q_τ is mostly what τ left of the retain direction, so that δ would point along ±r.
+
+        For f parallel to r, q_τ = f·τ/(‖r‖²+τ) is nothing but residue; with a large ‖f‖ it passes the
+        absolute ε_q, and Algorithm 1 to the letter would then take the *most* retain-damaging step. Where
+        ‖r‖² < τ there is no retain gradient to speak of, and following f is what τ is for.
+        """
+        retain_square = gram(R, R)
+        residue = self.stabilizer.residue(retain_square)
+        if residue >= 0.5:
+            return False
+        along = residue * abs(gram(F, R)) / sqrt(retain_square)
+        return along > sqrt(0.5) * q_norm
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
         if inner is None or inner.fallback:

@@ -63,7 +63,7 @@ class BetaSchedule:
                 f"beta={self.beta!r} would pull the weights towards remembering: give a number ≥ 0, or 'tied'."
             )
         for name in ("start", "high", "low"):
-            if not getattr(self, name) >= 0.0:
+            if not (getattr(self, name) >= 0.0 and isfinite(getattr(self, name))):
                 raise ConfigError(f"beta_{name}={getattr(self, name)!r} must be a number ≥ 0.")
         if not 0.0 <= self.warmup_ratio <= 1.0:
             raise ConfigError(f"beta_warmup_ratio={self.warmup_ratio!r} must lie between 0 and 1.")

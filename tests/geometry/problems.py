@@ -171,8 +171,8 @@ def feasible_directions(r: Dense, radius: float, count: int, seed: int) -> list[
 def exact_rosu(
     tau: float = 0.0, mode: str = "absolute", jacobian: str = "relaxed", eps_q: float = 0.0
 ) -> Rosu:
-    """ROSU without safeguards unless asked for: τ = 0 and a fallback at ‖q‖ = 0 only."""
-    return Rosu(jacobian, Stabilizer(tau, mode), eps_q)
+    """Algorithm 1 to the letter, without safeguards unless asked for: τ = 0 and a fallback at ‖q‖ = 0 only."""
+    return Rosu(jacobian, Stabilizer(tau, mode), eps_q, literal=True)
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,6 @@ def test_reported_distance_is_the_distance(cosine: float) -> None:
     )
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="coupling() takes 1 − sin θ literally, which is 0 or a multiple of EPS once |cos θ| < 1.5e-8; "
-    "ρ|cos θ|√(2/(1 + sin θ)) would keep the digits",
-)
 @pytest.mark.parametrize("cosine", [1e-8, 1e-9, 1e-10])
 def test_reported_distance_keeps_its_digits_near_orthogonality(cosine: float) -> None:
     """`coupling` should report ρ|cos θ|√(2/(1 + sin θ)), which is ρ|cos θ| here, not 0 (Proposition 5)."""
