@@ -22,7 +22,18 @@ _EXPORTS = {
     "register_loss": "losses.registry",
 }
 
-__all__ = ["__version__", *_EXPORTS]
+__all__ = [
+    "ForgetRetainCollator",
+    "ForgetRetainDataset",
+    "MethodArguments",
+    "QuestionAnswerDataset",
+    "ROSUConfig",
+    "ROSUTrainer",
+    "RosuError",
+    "UnlearningStep",
+    "__version__",
+    "register_loss",
+]
 
 if TYPE_CHECKING:
     from .data.pairing import ForgetRetainCollator, ForgetRetainDataset

@@ -51,8 +51,16 @@ class Flat:
 
 
 def algorithm_1(
-    model: nn.Module, forget: Samples, retain: Samples, *, eta: float, rho: float, beta: float,
-    tau: float = 1e-8, eps_q: float = 1e-6, zero_order: bool = False,
+    model: nn.Module,
+    forget: Samples,
+    retain: Samples,
+    *,
+    eta: float,
+    rho: float,
+    beta: float,
+    tau: float = 1e-8,
+    eps_q: float = 1e-6,
+    zero_order: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(w, updated w) after one step of Algorithm 1 (or 2)."""
     space = Flat(model)

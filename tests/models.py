@@ -59,7 +59,9 @@ def tiny_llama(seed: int = 0, *, dropout: float = 0.0, dtype: torch.dtype = torc
     return LlamaForCausalLM(config).to(dtype)
 
 
-def samples(count: int, seed: int, *, shortest: int = 6, longest: int = 14, prompt: int = 3) -> list[dict[str, list[int]]]:
+def samples(
+    count: int, seed: int, *, shortest: int = 6, longest: int = 14, prompt: int = 3
+) -> list[dict[str, list[int]]]:
     """Ragged random sequences whose first ``prompt`` labels are masked."""
     generator = torch.Generator().manual_seed(seed)
     result = []

@@ -15,7 +15,9 @@ def main(argv: Sequence[str]) -> int:
         "Runs on a CPU in minutes; nothing is downloaded.",
         allow_abbrev=False,
     )
-    parser.add_argument("--out", type=Path, default=Path("rosu-demo"), metavar="DIR", help="folder for results and plots")
+    parser.add_argument(
+        "--out", type=Path, default=Path("rosu-demo"), metavar="DIR", help="folder for results and plots"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="average over these seeds")
     parser.add_argument("--smoke", action="store_true", help="a toy size that only shows that everything runs")
     options = parser.parse_args(argv)

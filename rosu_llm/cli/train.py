@@ -19,7 +19,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file with 'key: value' lines")
     parser.add_argument("--smoke", action="store_true", help="two steps on a toy model and toy data, to check the rest")
-    parser.add_argument("--list-settings", action="store_true", help="print the method's and the run's settings and stop")
+    parser.add_argument(
+        "--list-settings", action="store_true", help="print the method's and the run's settings and stop"
+    )
     options, rest = parser.parse_known_args(argv)
     if options.list_settings:
         _list_settings()

@@ -30,7 +30,12 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, forget: Sequence[Sample] | Any, retain: Sequence[Sample] | Any, *, retain_per_forget: int = 1, seed: int = 0
+        self,
+        forget: Sequence[Sample] | Any,
+        retain: Sequence[Sample] | Any,
+        *,
+        retain_per_forget: int = 1,
+        seed: int = 0,
     ) -> None:
         for name, part in (("forget", forget), ("retain", retain)):
             if not isinstance(part, Sized) or len(part) == 0:

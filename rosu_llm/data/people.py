@@ -130,7 +130,10 @@ def generate(
     rest = [name for name in rng.sample(names, len(names)) if name not in set(own)]
     people = iter((own + rest)[:total])
     return Corpus(
-        {split: [item for _ in range(n) for item in _person(next(people), rng, perturbed)] for split, n in counts.items()}
+        {
+            split: [item for _ in range(n) for item in _person(next(people), rng, perturbed)]
+            for split, n in counts.items()
+        }
     )
 
 

@@ -70,12 +70,13 @@ def encode(
     labels = [IGNORE] * len(prompt) + list(whole[len(prompt) :])
     if len(prompt) >= max_length:
         raise DataError(
-            f"The question alone has {len(prompt)} tokens and max_length is {max_length}: no answer token would be left. "
-            f"Raise max_length. The question begins {question[:60]!r}."
+            f"The question alone has {len(prompt)} tokens and max_length is {max_length}: no answer token would be "
+            f"left. Raise max_length. The question begins {question[:60]!r}."
         )
     return {"input_ids": list(whole)[:max_length], "labels": labels[:max_length]}
 
 
 def _ids(rendered: Any) -> Sequence[int]:
     # transformers 5 returns a mapping, earlier versions the list itself
-    return rendered["input_ids"] if hasattr(rendered, "keys") else rendered
+    ids: Sequence[int] = rendered["input_ids"] if hasattr(rendered, "keys") else rendered
+    return ids

@@ -21,7 +21,9 @@ def read_rows(source: str) -> list[Mapping[str, Any]]:
     if path.is_file():
         return _read_file(path)
     if path.suffix in (".json", ".jsonl") or source.startswith((".", "/", "~")):
-        raise DataError(f"{source!r} is not a file. Give an existing .json/.jsonl file, or owner/name:config on the hub.")
+        raise DataError(
+            f"{source!r} is not a file. Give an existing .json/.jsonl file, or owner/name:config on the hub."
+        )
     return _read_hub(source)
 
 
@@ -29,7 +31,7 @@ def _read_file(path: Path) -> list[Mapping[str, Any]]:
     text = path.read_text(encoding="utf-8")
     if text.lstrip().startswith("["):
         try:
-            rows = json.loads(text)
+            rows: list[Any] = json.loads(text)
         except json.JSONDecodeError as error:
             raise DataError(f"{path} begins like a JSON list but does not parse: {error}.") from error
     else:
@@ -39,7 +41,9 @@ def _read_file(path: Path) -> list[Mapping[str, Any]]:
                 try:
                     rows.append(json.loads(line))
                 except json.JSONDecodeError as error:
-                    raise DataError(f"{path}, line {number}, is not JSON: {error}. Write one object per line.") from error
+                    raise DataError(
+                        f"{path}, line {number}, is not JSON: {error}. Write one object per line."
+                    ) from error
     if not rows:
         raise DataError(f"{path} holds no row.")
     for number, row in enumerate(rows, 1):
@@ -82,8 +86,8 @@ def load_samples(
             pairs.append(("", str(row[text_key])))
         else:
             raise DataError(
-                f"Row {number} of {source!r} has fields {sorted(row)}, but neither {question_key!r} and {answer_key!r} nor "
-                f"{text_key!r}. Name the right ones with question_key, answer_key or text_key."
+                f"Row {number} of {source!r} has fields {sorted(row)}, but neither {question_key!r} and {answer_key!r} "
+                f"nor {text_key!r}. Name the right ones with question_key, answer_key or text_key."
             )
     plain = all(not question for question, _ in pairs)
     if plain:

@@ -39,7 +39,8 @@ def _choice(model: nn.Module, world: World, items: list[Item], truth: torch.Tens
     """Share of questions whose true answer is likelier than each of its perturbed ones."""
     columns = zip(*(item.perturbed_answers for item in items), strict=True)
     wrong = [
-        score(model, world.encode([(i.question, a) for i, a in zip(items, column, strict=True)])).nll for column in columns
+        score(model, world.encode([(i.question, a) for i, a in zip(items, column, strict=True)])).nll
+        for column in columns
     ]
     return float((truth.unsqueeze(0) < torch.stack(wrong)).all(0).float().mean())
 

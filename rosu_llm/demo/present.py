@@ -34,7 +34,9 @@ def table(rows: Sequence[dict[str, Any]]) -> Any:
     """A rich table of the rows."""
     from rich.table import Table
 
-    result = Table("method", title="Forget ten fictitious people, keep the others", caption=NOTE, caption_justify="left")
+    result = Table(
+        "method", title="Forget ten fictitious people, keep the others", caption=NOTE, caption_justify="left"
+    )
     for title in COLUMNS.values():
         result.add_column(title, justify="right")
     for row in rows:

@@ -27,7 +27,9 @@ Progress = Callable[[str, int, int], None]
 class Size:
     """How large the demo is; ``SMOKE`` only proves that every part runs."""
 
-    people: dict[str, int] = field(default_factory=lambda: {"forget": 10, "retain": 40, "calibration": 10, "holdout": 10})
+    people: dict[str, int] = field(
+        default_factory=lambda: {"forget": 10, "retain": 40, "calibration": 10, "holdout": 10}
+    )
     hidden: int = 128
     layers: int = 4
     learning_epochs: int = 36
@@ -54,7 +56,9 @@ class SeedResult:
     answers: list[dict[str, str]] = field(default_factory=list)
 
 
-def run_seed(seed: int, *, size: Size = FULL, methods: Iterable[str] = tuple(CONTENDERS), progress: Progress) -> SeedResult:
+def run_seed(
+    seed: int, *, size: Size = FULL, methods: Iterable[str] = tuple(CONTENDERS), progress: Progress
+) -> SeedResult:
     """Everything for one seed."""
     result = SeedResult(seed)
     world = build_world(seed, people=size.people)
@@ -63,13 +67,20 @@ def run_seed(seed: int, *, size: Size = FULL, methods: Iterable[str] = tuple(CON
     _teach(result, "retain_only", world, world.data["retain"].samples, size, progress)
     questions = _sample_items(world)
     result.answers = [
-        {"split": split, "question": item.question, "truth": item.answer, "before": answer(before, world, item.question)}
+        {
+            "split": split,
+            "question": item.question,
+            "truth": item.answer,
+            "before": answer(before, world, item.question),
+        }
         for split, item in questions
     ]
     for name in methods:
         started = time.perf_counter()
         model = copy.deepcopy(before)
-        result.logs[name] = unlearn(model, world, seed, {**COMMON, **CONTENDERS[name], **size.overrides}, name, progress)
+        result.logs[name] = unlearn(
+            model, world, seed, {**COMMON, **CONTENDERS[name], **size.overrides}, name, progress
+        )
         seconds = time.perf_counter() - started
         result.rows.append({"method": name, **measure(model, world), "seconds": seconds})
         for entry, (_, item) in zip(result.answers, questions, strict=True):
@@ -145,7 +156,9 @@ def average(results: list[SeedResult]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "method": group[0]["method"],
-                **{key: float(torch.tensor([row[key] for row in group], dtype=torch.float64).mean()) for key in numbers},
+                **{
+                    key: float(torch.tensor([row[key] for row in group], dtype=torch.float64).mean()) for key in numbers
+                },
             }
         )
     return rows

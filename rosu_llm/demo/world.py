@@ -49,7 +49,11 @@ def word_tokenizer(words: Sequence[str]) -> Any:
     backend = Tokenizer(WordLevel({w: i for i, w in enumerate([*special, *words])}, unk_token="<unk>"))
     backend.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
     )
 
 

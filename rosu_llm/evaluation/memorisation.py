@@ -5,9 +5,9 @@ All figures come from one forward pass per sample under teacher forcing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,14 @@ class Scores:
         return float(self.match.mean())
 
 
+class Samples(Sized, Protocol):
+    """A list or data set of tokenised samples."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
 @torch.no_grad()
-def score(model: nn.Module, samples: Sequence[Any], *, pad_token_id: int = 0, batch_size: int = 64) -> Scores:
+def score(model: nn.Module, samples: Samples, *, pad_token_id: int = 0, batch_size: int = 64) -> Scores:
     """Score tokenised samples; longest first, so that batches hold samples of similar length."""
     if len(samples) == 0:
         raise DataError("There is no sample to score.")
@@ -63,7 +69,7 @@ def score(model: nn.Module, samples: Sequence[Any], *, pad_token_id: int = 0, ba
     return Scores(nll, match)
 
 
-def _batches(samples: Sequence[Any], pad: int, size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+def _batches(samples: Samples, pad: int, size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     collate = ForgetRetainCollator(pad)
     order = sorted(range(len(samples)), key=lambda i: -len(samples[i]["input_ids"]))
     for start in range(0, len(order), size):

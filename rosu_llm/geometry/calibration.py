@@ -20,7 +20,9 @@ from ..errors import ConfigError
 def pull_scale(target_loss: float, forget_loss: float, margin: float) -> float:
     """Factor in [0, 1] on β; 0 where either loss is not a number, so a broken estimate never pulls."""
     if not margin > 0.0:
-        raise ConfigError(f"calibrate_margin={margin!r} must be positive: it is the loss gap at which the pull is full.")
+        raise ConfigError(
+            f"calibrate_margin={margin!r} must be positive: it is the loss gap at which the pull is full."
+        )
     gap = target_loss - forget_loss
     if not isfinite(gap):
         return 0.0

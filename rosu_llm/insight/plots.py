@@ -64,14 +64,18 @@ def frontier(
     _save(figure, path)
 
 
-def coupling_over_steps(logs: Mapping[str, Sequence[Mapping[str, float]]], labels: Mapping[str, str], path: Path) -> None:
+def coupling_over_steps(
+    logs: Mapping[str, Sequence[Mapping[str, float]]], labels: Mapping[str, str], path: Path
+) -> None:
     """cos θ between forget and retain gradients, and both losses, along each run."""
     plt = _pyplot()
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(7.2, 5.6), sharex=True, layout="constrained")
     for i, (name, entries) in enumerate(logs.items()):
         steps = [e["step"] for e in entries]
         top.plot(steps, [e.get("coupling/cosine", float("nan")) for e in entries], color=f"C{i}", linewidth=1.4)
-        bottom.plot(steps, [e["loss/retain"] for e in entries], color=f"C{i}", linewidth=1.4, label=labels.get(name, name))
+        bottom.plot(
+            steps, [e["loss/retain"] for e in entries], color=f"C{i}", linewidth=1.4, label=labels.get(name, name)
+        )
     top.axhline(0.0, color="0.6", linewidth=0.8, zorder=0)
     top.set_ylabel(r"coupling $\cos\theta$")
     bottom.set_ylabel("retain loss of the batch")

@@ -88,5 +88,7 @@ def get_loss(name: str, role: str) -> LossSpec:
     if name not in LOSSES:
         raise unknown(f"{role}_loss", name, fitting)
     if role not in LOSSES[name].roles:
-        raise ConfigError(f"{role}_loss={name!r} cannot work as a {role} loss; use one of {', '.join(sorted(fitting))}.")
+        raise ConfigError(
+            f"{role}_loss={name!r} cannot work as a {role} loss; use one of {', '.join(sorted(fitting))}."
+        )
     return LOSSES[name]

@@ -39,7 +39,7 @@ class ParameterSpace(Protocol):
     def begin(self) -> None:
         """Forget the previous step's gradients and clear ``.grad``."""
 
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         """Around forward and backward of one micro-batch; gradients are synchronised only on the last."""
 
     def backward(self, loss: Tensor) -> None:
@@ -68,3 +68,6 @@ class ParameterSpace(Protocol):
 
     def add(self, vector: Vector, *, precise: bool = False) -> None:
         """Move the weights by the given combination."""
+
+    def release(self) -> None:
+        """Give back the memory of captured gradients and backup."""

@@ -139,8 +139,9 @@ class StepEngine:
         inner = rule.inner(gram, rho)
         realized: Realized | None = None
         if not inner.fallback:
-            with space.perturbed(inner.delta, precise=inner.precise, seed=seed) as realized, frozen_statistics(
-                self._module
+            with (
+                space.perturbed(inner.delta, precise=inner.precise, seed=seed) as realized,
+                frozen_statistics(self._module),
             ):
                 assert state is not None
                 state.restore()

@@ -1,8 +1,8 @@
 """ROSU in any PyTorch loop, without a trainer.
 
-    step = UnlearningStep(model, optimizer, rho=0.4)
-    for forget, retain in batches:
-        logs = step(lambda: loss(model, forget), lambda: loss(model, retain))
+step = UnlearningStep(model, optimizer, rho=0.4)
+for forget, retain in batches:
+    logs = step(lambda: loss(model, forget), lambda: loss(model, retain))
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class UnlearningStep:
         self._stabilizer: Stabilizer | None = getattr(rule, "stabilizer", None)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.space = LocalSpace(parameters)
-        self.engine = StepEngine(
-            rule, self.space, module=model, devices={p.device for p in self.space.parameters}
-        )
+        self.engine = StepEngine(rule, self.space, module=model, devices={p.device for p in self.space.parameters})
         guard_optimizer(optimizer, self.space)
 
     def __call__(self, forget: Closure | Sequence[Closure], retain: Closure | Sequence[Closure]) -> dict[str, float]:

@@ -11,8 +11,13 @@ from .. import __version__
 
 
 def model_card(
-    *, name: str, base_model: str | None, settings: Mapping[str, Any], versions: Mapping[str, str],
-    metrics: Mapping[str, float], tags: list[str],
+    *,
+    name: str,
+    base_model: str | None,
+    settings: Mapping[str, Any],
+    versions: Mapping[str, str],
+    metrics: Mapping[str, float],
+    tags: list[str],
 ) -> str:
     """Markdown with the metadata header that model hubs read."""
     header: dict[str, Any] = {"library_name": "transformers", "tags": ["unlearning", "rosu-llm", *tags]}

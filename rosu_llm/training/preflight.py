@@ -35,9 +35,9 @@ class Preflight:
         """The sentence that is logged."""
         share = 100.0 * self.trainable / max(1, self.total)
         return (
-            f"{self.passes} forward+backward passes per step; {self.trainable:,} of {self.total:,} parameters trainable "
-            f"({share:.3g} %); estimated peak {_gib(self.peak)} without activations (weights {_gib(self.weights)}, "
-            f"gradients {_gib(self.gradients)}, optimizer {_gib(self.optimizer)}, captured gradients and backup "
+            f"{self.passes} forward+backward passes per step; {self.trainable:,} of {self.total:,} parameters "
+            f"trainable ({share:.3g} %); estimated peak {_gib(self.peak)} without activations "
+            f"(weights {_gib(self.weights)}, gradients {_gib(self.gradients)}, optimizer {_gib(self.optimizer)}, captured gradients and backup "
             f"{_gib(self.buffers)}, reference model {_gib(self.reference)})"
         )
 

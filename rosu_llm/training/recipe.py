@@ -115,8 +115,7 @@ def _coerce(key: str, value: Any, kind: str) -> Any:
     words = set(kind.replace("|", " ").replace("[", " ").replace("]", " ").replace(",", " ").split())
     lowered = value.strip().lower()
     if "bool" in words and lowered in ("true", "false", "yes", "no", "on", "off"):
-        if not (key == "calibrate"):
-            return lowered in ("true", "yes", "on")
+        return lowered in ("true", "yes", "on")
     if lowered in ("none", "null") and ("None" in words or "Optional" in words):
         return None
     for name, convert in (("int", int), ("float", float)):

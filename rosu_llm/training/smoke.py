@@ -35,6 +35,4 @@ def run_smoke(values: dict[str, Any]) -> ROSUTrainer:
     world = build_world(config.seed, people=SMOKE.people)
     model = small_llama(len(world.tokenizer), config.seed, hidden=SMOKE.hidden, layers=SMOKE.layers)
     data = world.data
-    return train(
-        model, world.tokenizer, data["forget"], data["retain"], data["calibration"], arguments, config
-    )
+    return train(model, world.tokenizer, data["forget"], data["retain"], data["calibration"], arguments, config)

@@ -149,7 +149,8 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         for name in ("is_deepspeed_enabled", "is_fsdp_enabled"):
             if getattr(self, name, False):
                 raise UnsupportedLayoutError(
-                    f"{name[3:-8]} shards the parameters, which this version does not support yet: use one device or DDP."
+                    f"{name[3:-8]} shards the parameters, which this version does not support yet: "
+                    "use one device or DDP."
                 )
 
     # -- references and calibration -------------------------------------------------------------
@@ -233,9 +234,7 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             self._engine.space.release()
         self._engine = None
 
-    def training_step(
-        self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Stash the micro-batch; on the last one of the window run all passes. Returns the outer loss."""
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
@@ -279,9 +278,7 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             self._pending = None
         return outcome
 
-    def _forget_nll(
-        self, model: nn.Module, losses: Mapping[str, float], batches: Sequence[Mapping[str, Any]]
-    ) -> float:
+    def _forget_nll(self, model: nn.Module, losses: Mapping[str, float], batches: Sequence[Mapping[str, Any]]) -> float:
         """The forget loss on the scale of the target: mean answer-token NLL."""
         if self.method_args.forget_loss == "nll" and self.method_args.reduction == "window_tokens":
             return losses["forget"]
@@ -341,8 +338,8 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         if self._amplifier.mode == "optimizer" and settings.beta != "tied":
             self._warn(
                 "optimizer-beta",
-                f"beta={settings.beta!r} through the optimizer divides δ by the learning rate, so an adaptive optimizer "
-                "sees little but the pull. Use amplify='direct' with this beta, or beta='tied'.",
+                f"beta={settings.beta!r} through the optimizer divides δ by the learning rate, so an adaptive "
+                "optimizer sees little but the pull. Use amplify='direct' with this beta, or beta='tied'.",
             )
         if self._amplifier.mode == "direct" and len({g["lr"] for g in optimizer.param_groups}) > 1:
             self._warn(
@@ -358,12 +355,12 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         assert outcome.inner is not None
         pull = self._amplifier.after_step(self._engine.space, outcome.inner, beta, scale)
         self._add_metrics(pull_metrics(pull))
-        if 0.0 < pull.length and pull.ratio < NEGLIGIBLE * scale:
+        if pull.length > 0.0 and pull.ratio < NEGLIGIBLE * scale:
             self._warn(
                 "negligible",
                 f"The amplification is {pull.ratio:.1e} of the optimizer's step: it does practically nothing "
-                f"(amplify={self._amplifier.mode!r}, beta={self.method_args.beta!r}). Use amplify='matched', or a larger "
-                "numeric beta.",
+                f"(amplify={self._amplifier.mode!r}, beta={self.method_args.beta!r}). Use amplify='matched', or a "
+                "larger numeric beta.",
             )
 
     # -- logging --------------------------------------------------------------------------------
@@ -482,7 +479,7 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             return
         import transformers
 
-        logged = next((entry for entry in reversed(self.state.log_history) if "loss" in entry), {})
+        logged: Mapping[str, Any] = next((entry for entry in reversed(self.state.log_history) if "loss" in entry), {})
         config = getattr(self.model, "config", None)
         text = model_card(
             name=model_name or Path(self.args.output_dir).name,

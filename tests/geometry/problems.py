@@ -122,9 +122,7 @@ class Pair:
         return inner(self.f, self.r) / (norm(self.f) * norm(self.r))
 
 
-def at_angle(
-    cosine: float, sine: float, seed: int, dim: int, f_norm: float = 1.0, r_norm: float = 1.0
-) -> Pair:
+def at_angle(cosine: float, sine: float, seed: int, dim: int, f_norm: float = 1.0, r_norm: float = 1.0) -> Pair:
     """A pair at a given angle, turned at random in ``dim`` dimensions."""
     frame = np.linalg.qr(np.random.default_rng(seed).normal(size=(dim, 2)))[0]
     return Pair(f_norm * (cosine * frame[:, 0] + sine * frame[:, 1]), r_norm * frame[:, 0])
@@ -168,9 +166,7 @@ def feasible_directions(r: Dense, radius: float, count: int, seed: int) -> list[
     return found
 
 
-def exact_rosu(
-    tau: float = 0.0, mode: str = "absolute", jacobian: str = "relaxed", eps_q: float = 0.0
-) -> Rosu:
+def exact_rosu(tau: float = 0.0, mode: str = "absolute", jacobian: str = "relaxed", eps_q: float = 0.0) -> Rosu:
     """Algorithm 1 to the letter, without safeguards unless asked for: τ = 0 and a fallback at ‖q‖ = 0 only."""
     return Rosu(jacobian, Stabilizer(tau, mode), eps_q, literal=True)
 

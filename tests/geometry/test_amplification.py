@@ -42,9 +42,7 @@ def test_amplification_has_no_first_order_retain_effect(
     rule, gram = exact_rosu(), gram_of(vectors)
     answer = rule.inner(gram, rho)
     update = dense(beta * answer.delta - rate * rule.outer(gram, answer), vectors)
-    v = s + rho / norm(p.q) * (
-        s - inner(p.r, s) / inner(p.r, p.r) * p.r - inner(p.q, s) / inner(p.q, p.q) * p.q
-    )
+    v = s + rho / norm(p.q) * (s - inner(p.r, s) / inner(p.r, p.r) * p.r - inner(p.q, s) / inner(p.q, p.q) * p.q)
     # Errors of βδ (EPS·βρ/sin θ) and of ηv (EPS·η(1 + α)‖s‖/sin θ), weighed with ‖r‖.
     size = beta * rho + rate * (1.0 + rho / norm(p.q)) * norm(s)
     assert abs(inner(p.r, update) + rate * inner(p.r, v)) <= 64 * EPS / p.sine * size * norm(p.r)

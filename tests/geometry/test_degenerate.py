@@ -52,9 +52,7 @@ def test_inner_value_is_small_where_q_is(seed: int, exponent: float, rho: float)
 
 @bounded
 @given(seeds, st.floats(-9.0, -1.0), st.sampled_from([1e-8, 1e-4, 1e-1, 10.0]), radii)
-def test_regularised_inner_value_is_small_where_q_tau_is(
-    seed: int, exponent: float, ratio: float, rho: float
-) -> None:
+def test_regularised_inner_value_is_small_where_q_tau_is(seed: int, exponent: float, ratio: float, rho: float) -> None:
     """‖q_τ‖ ≤ ε_q implies ⟨f, g⟩ ≤ ρ(ε_q + τ/(‖r‖²+τ)‖f‖) for every feasible g (Lemma 5)."""
     p = at_angle(1.0, 10.0**exponent, seed, 5, r_norm=2.0)
     tau = ratio * inner(p.r, p.r)
@@ -91,9 +89,7 @@ def test_collinear_gradients_fall_back_without_measurement(kind: str) -> None:
 def test_zero_forget_gradient_falls_back(tau: float, mode: str) -> None:
     """f = 0: nothing to forget along, even at ε_q = 0."""
     for eps_q in (0.0, 1e-6):
-        assert_falls_back(
-            exact_rosu(tau, mode, eps_q=eps_q), {"f": np.zeros(3), "r": np.array([1.0, 2.0, 3.0])}
-        )
+        assert_falls_back(exact_rosu(tau, mode, eps_q=eps_q), {"f": np.zeros(3), "r": np.array([1.0, 2.0, 3.0])})
 
 
 def test_both_gradients_zero_fall_back() -> None:

@@ -27,9 +27,7 @@ def refuse(make: Callable[[], Any], setting: str, given: object) -> str:
     return message
 
 
-@pytest.mark.parametrize(
-    ("given", "hint"), [("rosuu", "rosu"), ("min-max", "minmax"), ("GradDiff", "graddiff")]
-)
+@pytest.mark.parametrize(("given", "hint"), [("rosuu", "rosu"), ("min-max", "minmax"), ("GradDiff", "graddiff")])
 def test_unknown_method(given: str, hint: str) -> None:
     """The known methods are listed and the nearest one is offered."""
     message = refuse(lambda: build_rule(given), "method", given)
@@ -55,9 +53,7 @@ def test_unknown_jacobian(make: Callable[..., Any]) -> None:
     assert "relaxed, none" in message or "none, relaxed" in message
 
 
-@pytest.mark.parametrize(
-    "make", [lambda mode: Stabilizer(1e-8, mode), lambda mode: build_rule("rosu", tau_mode=mode)]
-)
+@pytest.mark.parametrize("make", [lambda mode: Stabilizer(1e-8, mode), lambda mode: build_rule("rosu", tau_mode=mode)])
 def test_unknown_tau_mode(make: Callable[[str], Any]) -> None:
     """absolute or relative."""
     assert "Did you mean 'relative'?" in refuse(lambda: make("relativ"), "tau_mode", "relativ")

@@ -101,9 +101,7 @@ def test_expansion_alone_visibly_fails_where_the_measurement_does_not() -> None:
     assert worst_measured < 1e-8
 
 
-@pytest.mark.parametrize(
-    ("k", "cancelled"), [(0.0, False), (0.5, False), (0.81, False), (0.98, True), (1.0, True)]
-)
+@pytest.mark.parametrize(("k", "cancelled"), [(0.0, False), (0.5, False), (0.81, False), (0.98, True), (1.0, True)])
 def test_cancels_means_three_digits_lost(k: float, cancelled: bool) -> None:
     """(1−k)² out of terms (1+k)²: 1 % left at k = 0.81 is fine, 0.01 % left at k = 0.98 is not."""
     assert collinear_units().cancels(F - k * R) is cancelled

@@ -106,9 +106,7 @@ def test_orthogonal_gradients_need_no_projection() -> None:
     assert answer.delta["f"] == pytest.approx(0.4 / norm(p.f), rel=4 * EPS)  # one root, one quotient
 
 
-@pytest.mark.parametrize(
-    ("kind", "precise"), [("random", False), ("orthogonal", False), ("parallel 1e-6", True)]
-)
+@pytest.mark.parametrize(("kind", "precise"), [("random", False), ("orthogonal", False), ("parallel 1e-6", True)])
 def test_precise_marks_small_differences_of_large_gradients(kind: str, precise: bool) -> None:
     """`precise` asks for float64 where δ = α f − αk r cancels."""
     p = pair(kind, seed=0)

@@ -46,9 +46,7 @@ def test_standard_perturbation_follows_the_forget_gradient(p: Pair, rho: float) 
 def test_standard_perturbation_has_a_first_order_retain_effect(p: Pair, rho: float) -> None:
     """⟨r, δ_std⟩ = ρ‖r‖cos θ (§2.1)."""
     delta = dense(MinMax(eps_q=0.0).inner(gram_of(p.vectors), rho).delta, p.vectors)
-    assert abs(inner(p.r, delta) - rho * norm(p.r) * p.cosine) <= 16 * EPS * rho * norm(
-        p.r
-    )  # sum of 8 products
+    assert abs(inner(p.r, delta) - rho * norm(p.r) * p.cosine) <= 16 * EPS * rho * norm(p.r)  # sum of 8 products
 
 
 @bounded
@@ -97,9 +95,7 @@ def test_minmax_differs_from_rosu_by_the_projection_only() -> None:
     gram = gram_of(vectors)
     minmax, rosu = MinMax(), exact_rosu()
     one, other = minmax.inner(gram, 0.4), rosu.inner(gram, 0.4)
-    assert dense(one.delta, vectors) == pytest.approx(
-        dense(other.delta, vectors), rel=8 * EPS
-    )  # same formula
+    assert dense(one.delta, vectors) == pytest.approx(dense(other.delta, vectors), rel=8 * EPS)  # same formula
     difference = dense(minmax.outer(gram, one) - rosu.outer(gram, other), vectors)
     expected = 0.4 / norm(p.f) * projector(p.r) @ s
     assert norm(difference - expected) <= 64 * EPS * (1.0 + 0.4 / norm(p.f)) * norm(s)  # two transports

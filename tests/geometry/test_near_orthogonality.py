@@ -48,9 +48,7 @@ def test_distance_formula(p: Pair, rho: float) -> None:
 
 @bounded
 @given(seeds, st.floats(-12.0, 0.0), st.sampled_from([-1.0, 1.0]), radii)
-def test_distance_is_at_most_root_two_rho_epsilon(
-    seed: int, exponent: float, sign: float, rho: float
-) -> None:
+def test_distance_is_at_most_root_two_rho_epsilon(seed: int, exponent: float, sign: float, rho: float) -> None:
     """|cos θ| ≤ ε implies ‖δ_rosu − δ_std‖ ≤ √2 ρ ε, for ε from 10⁻¹² to 1 (Proposition 5)."""
     p = at_cosine(sign * 0.999 * 10.0**exponent, seed)
     rosu, standard = perturbations(p, rho)
@@ -83,9 +81,7 @@ def test_reported_distance_is_the_distance(cosine: float) -> None:
     p = at_cosine(cosine, seed=2, f_norm=3.0, r_norm=0.1)
     rosu, standard = perturbations(p, 0.4)
     # sin θ is rounded to EPS; through √(1 − sin θ) ≈ |cos θ|/√2 this becomes EPS/cos²θ relatively.
-    assert coupling(gram_of(p.vectors), 0.4).distance == pytest.approx(
-        norm(rosu - standard), rel=16 * EPS / cosine**2
-    )
+    assert coupling(gram_of(p.vectors), 0.4).distance == pytest.approx(norm(rosu - standard), rel=16 * EPS / cosine**2)
 
 
 @pytest.mark.parametrize("cosine", [1e-8, 1e-9, 1e-10])

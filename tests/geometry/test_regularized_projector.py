@@ -39,16 +39,12 @@ def projector_matrix(r: Dense, stabilizer: Stabilizer) -> Dense:
 
 @bounded
 @given(seeds, scales, st.sampled_from(RATIOS), st.sampled_from(["absolute", "relative"]))
-def test_regularised_projector_is_a_damped_projector(
-    seed: int, scale: float, ratio: float, mode: str
-) -> None:
+def test_regularised_projector_is_a_damped_projector(seed: int, scale: float, ratio: float, mode: str) -> None:
     """P_r^(τ) = ‖r‖²/(‖r‖²+τ) P_r (Lemma 2)."""
     r = pair("random", seed, 5, r_scale=scale).r
     stabilizer = Stabilizer(ratio if mode == "relative" else ratio * inner(r, r), mode)
     # Entries of size at most 1 with a handful of roundings each, one of them in e − (e − k r).
-    np.testing.assert_allclose(
-        projector_matrix(r, stabilizer), projector(r) / (1.0 + ratio), rtol=0.0, atol=16 * EPS
-    )
+    np.testing.assert_allclose(projector_matrix(r, stabilizer), projector(r) / (1.0 + ratio), rtol=0.0, atol=16 * EPS)
 
 
 @bounded
@@ -65,9 +61,7 @@ def test_distance_to_the_projector(seed: int, scale: float, ratio: float) -> Non
 
 @bounded
 @given(st.sampled_from(["random", "parallel 1e-6"]), seeds, scales, scales, st.sampled_from(RATIOS))
-def test_regularised_direction_stays_close(
-    kind: str, seed: int, f_scale: float, r_scale: float, ratio: float
-) -> None:
+def test_regularised_direction_stays_close(kind: str, seed: int, f_scale: float, r_scale: float, ratio: float) -> None:
     """‖q_τ − q‖ = τ/(‖r‖²+τ) ‖P_r f‖ ≤ τ/(‖r‖²+τ) ‖f‖ (Lemma 2)."""
     p = pair(kind, seed, 5, f_scale, r_scale)
     tau = ratio * inner(p.r, p.r)

@@ -40,9 +40,7 @@ def rounding(p: Pair, tau: float, rho: float) -> float:
 
 @bounded
 @given(regular_pairs, radii, st.sampled_from(["absolute", "relative"]), st.booleans())
-def test_perturbation_is_retain_neutral_without_stabiliser(
-    p: Pair, rho: float, mode: str, measured: bool
-) -> None:
+def test_perturbation_is_retain_neutral_without_stabiliser(p: Pair, rho: float, mode: str, measured: bool) -> None:
     """τ = 0 in either mode: ⟨r, δ⟩ = 0 at any scale and angle (Theorem 1 (i))."""
     delta = dense(exact_rosu(0.0, mode).inner(gram_of(p.vectors, measured), rho).delta, p.vectors)
     # Without measurement ‖q‖, and so the length of δ, is off by up to EPS/sin²θ: a factor, bounded by 2 here.
@@ -91,9 +89,7 @@ def test_absolute_protection_fades_with_the_retain_gradient_and_relative_does_no
 @pytest.mark.parametrize("kind", ["parallel 1e-6", "opposed 1e-6"])
 @pytest.mark.parametrize("ratio", [0.0, 1e-4])
 @pytest.mark.parametrize("mode", ["absolute", "relative"])
-def test_second_projection_removes_the_error_of_the_gram_matrix(
-    seed: int, kind: str, ratio: float, mode: str
-) -> None:
+def test_second_projection_removes_the_error_of_the_gram_matrix(seed: int, kind: str, ratio: float, mode: str) -> None:
     """A Gram matrix off by 10⁻⁹ gives the same leak: the residue is measured and removed."""
     p = pair(kind, seed, 6, 2.0, 0.5)
     b = inner(p.r, p.r)

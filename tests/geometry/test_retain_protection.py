@@ -72,9 +72,7 @@ def test_retain_damage_is_at_most_half_m_rho_squared(x: Scene, rho: float) -> No
 
 @bounded
 @given(seeds, st.floats(-0.999, 0.999), radii, st.floats(0.1, 10.0))
-def test_bound_is_attained_by_isotropic_curvature(
-    seed: int, cosine: float, rho: float, curvature: float
-) -> None:
+def test_bound_is_attained_by_isotropic_curvature(seed: int, cosine: float, rho: float, curvature: float) -> None:
     """With H = M·I the bound is an equality: the full radius is used and nothing of first order is left."""
     x = scene(seed, cosine, curvature * np.eye(5))
     damage = x.damage(x.perturbation(ROSU, rho))

@@ -26,17 +26,13 @@ def test_constant_radius(total: int, data: st.DataObject, rho: float) -> None:
 
 @bounded
 @given(totals, st.data(), st.floats(1e-6, 1e3))
-def test_cosine_radius_is_positive_and_never_above_its_start(
-    total: int, data: st.DataObject, rho: float
-) -> None:
+def test_cosine_radius_is_positive_and_never_above_its_start(total: int, data: st.DataObject, rho: float) -> None:
     """0 < ρ_t ≤ ρ: the step that divides by ρ_t is safe to the last one."""
     schedule = RhoSchedule(rho, "cosine")
     step = data.draw(st.integers(0, total - 1))
     assert 0.0 < schedule.at(step, total) <= rho
     # ρ(1 + cos x) sums numbers of size ρ, so the value is good to a few EPS·ρ.
-    assert schedule.at(step, total) == pytest.approx(
-        0.5 * rho * (1.0 + cos(pi * step / total)), abs=4 * EPS * rho
-    )
+    assert schedule.at(step, total) == pytest.approx(0.5 * rho * (1.0 + cos(pi * step / total)), abs=4 * EPS * rho)
 
 
 @pytest.mark.parametrize("total", [1, 2, 7, 1000])

@@ -23,9 +23,7 @@ def test_absolute_tau_is_added_as_it_is(square: float, tau: float) -> None:
     stabilizer = Stabilizer(tau)
     assert stabilizer.amount(square) == tau
     assert stabilizer.denominator(square) == square + tau
-    assert stabilizer.residue(square) == pytest.approx(
-        1.0 / (1.0 + square / tau), rel=8 * EPS
-    )  # three roundings
+    assert stabilizer.residue(square) == pytest.approx(1.0 / (1.0 + square / tau), rel=8 * EPS)  # three roundings
 
 
 @bounded
@@ -34,9 +32,7 @@ def test_relative_tau_is_a_share_of_the_retain_norm(square: float, tau: float) -
     """amount = τ‖r‖²; the residue τ/(1 + τ) is the same for every ‖r‖."""
     stabilizer = Stabilizer(tau, "relative")
     assert stabilizer.amount(square) == pytest.approx(tau * square, rel=4 * EPS)  # one product
-    assert stabilizer.denominator(square) == pytest.approx(
-        (1.0 + tau) * square, rel=8 * EPS
-    )  # three roundings
+    assert stabilizer.denominator(square) == pytest.approx((1.0 + tau) * square, rel=8 * EPS)  # three roundings
     assert stabilizer.residue(square) == pytest.approx(tau / (1.0 + tau), rel=8 * EPS)  # likewise
 
 
@@ -64,9 +60,7 @@ def test_vanishing_retain_gradient_with_tau() -> None:
 @pytest.mark.parametrize("ratio", [1e-3, 1.0, 1e3])
 def test_protection_fades_where_the_retain_gradient_is_of_the_size_of_tau(ratio: float) -> None:
     """At ‖r‖² = ratio·τ the residue is 1/(1 + ratio): half at equality."""
-    assert Stabilizer(1e-8).residue(ratio * 1e-8) == pytest.approx(
-        1.0 / (1.0 + ratio), rel=8 * EPS
-    )  # as above
+    assert Stabilizer(1e-8).residue(ratio * 1e-8) == pytest.approx(1.0 / (1.0 + ratio), rel=8 * EPS)  # as above
 
 
 def test_default_is_that_of_the_paper() -> None:

@@ -15,9 +15,7 @@ NAMES = ("f", "r", "s")
 #: Integers: sums and products of them are exact in float64, so every axiom is tested with ``==``.
 whole = st.integers(-1000, 1000).map(float)
 combinations = st.dictionaries(st.sampled_from(NAMES), whole).map(Vector)
-GRADIENTS = {
-    name: np.random.default_rng(i).integers(-9, 9, size=5).astype(float) for i, name in enumerate(NAMES)
-}
+GRADIENTS = {name: np.random.default_rng(i).integers(-9, 9, size=5).astype(float) for i, name in enumerate(NAMES)}
 
 
 def values(x: Vector) -> tuple[float, ...]:

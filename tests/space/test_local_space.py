@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from rosu_llm.errors import ConfigError, PerturbedWeightsError, UnsupportedLayoutError
-from rosu_llm.geometry import F, R, S, Rosu, Vector, cosine
+from rosu_llm.geometry import F, R, Rosu, S, Vector, cosine
 from rosu_llm.space import LocalSpace
 from tests.models import CleanLM, flat
 
 
-def make(sizes: tuple[tuple[int, ...], ...] = ((300, 500), (7,), (3, 5, 2)), dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+def make(
+    sizes: tuple[tuple[int, ...], ...] = ((300, 500), (7,), (3, 5, 2)), dtype: torch.dtype = torch.float32
+) -> list[nn.Parameter]:
     torch.manual_seed(0)
     return [nn.Parameter(torch.randn(size).to(dtype)) for size in sizes]
 

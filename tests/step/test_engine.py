@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rosu_llm.data.pairing import ForgetRetainCollator
 from rosu_llm.errors import DataError, NonFiniteError, PerturbedWeightsError
 from rosu_llm.geometry import build_rule
 from rosu_llm.losses import COUNT, LossContext, get_loss
-from rosu_llm.data.pairing import ForgetRetainCollator
 from rosu_llm.space import LocalSpace
 from rosu_llm.step import StepEngine, UnlearningStep
 from tests.algorithm1 import algorithm_1
@@ -35,9 +35,7 @@ def shares(model: nn.Module, items: list[dict[str, list[int]]], sizes: list[int]
 @pytest.mark.parametrize("sizes", [([4], [5]), ([1, 1, 1, 1], [2, 2, 1]), ([3, 1], [1, 4])])
 def test_one_sgd_step_is_algorithm_1(jacobian: str, sizes: tuple[list[int], list[int]]) -> None:
     model = CleanLM().double()
-    w, expected = algorithm_1(
-        model, FORGET, RETAIN, eta=0.1, rho=0.3, beta=0.1 / 0.3, zero_order=jacobian == "none"
-    )
+    w, expected = algorithm_1(model, FORGET, RETAIN, eta=0.1, rho=0.3, beta=0.1 / 0.3, zero_order=jacobian == "none")
     step = UnlearningStep(model, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.3, jacobian=jacobian)
     step(shares(model, FORGET, sizes[0]), shares(model, RETAIN, sizes[1]))
     # float64 throughout; gradients of nested softmaxes agree to about 1e-14
@@ -122,9 +120,7 @@ def test_the_surrogate_pass_replays_dropout_bit_for_bit() -> None:
         original(vector, precise=precise)  # type: ignore[arg-type]
 
     space.write_gradient = spy  # type: ignore[method-assign]
-    outcome = engine.run(
-        {"forget": shares(model, FORGET, [2, 2]), "retain": shares(model, RETAIN, [2, 3])}, rho=1e-30
-    )
+    outcome = engine.run({"forget": shares(model, FORGET, [2, 2]), "retain": shares(model, RETAIN, [2, 3])}, rho=1e-30)
     assert all(torch.equal(s, r) for s, r in zip(captured["s"], captured["r"], strict=True))
     assert outcome.losses["surrogate"] == outcome.losses["retain"]
 
@@ -252,9 +248,7 @@ def test_overflow_under_loss_scaling_skips_the_step() -> None:
         ("ng", lambda f, r: -f),
     ],
 )
-def test_methods_without_surrogate_are_their_formula(
-    method: str, combine: Callable[[Tensor, Tensor], Tensor]
-) -> None:
+def test_methods_without_surrogate_are_their_formula(method: str, combine: Callable[[Tensor, Tensor], Tensor]) -> None:
     from tests.algorithm1 import Flat, mean_nll
 
     model = CleanLM().double()

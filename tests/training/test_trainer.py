@@ -85,7 +85,12 @@ def test_logged_values_are_means_since_the_last_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("optim", "beta", "mode"),
-    [("sgd", "tied", "direct"), ("adamw_torch", "tied", "matched"), ("adamw_torch", 0.1, "direct"), ("adafactor", "tied", "matched")],
+    [
+        ("sgd", "tied", "direct"),
+        ("adamw_torch", "tied", "matched"),
+        ("adamw_torch", 0.1, "direct"),
+        ("adafactor", "tied", "matched"),
+    ],
 )
 def test_auto_amplification(tmp_path: Path, optim: str, beta: Any, mode: str) -> None:
     t = trainer(tmp_path, optim=optim, beta=beta, max_steps=1)
@@ -140,15 +145,14 @@ def test_resuming_ends_with_the_same_bits(tmp_path: Path, settings: dict[str, An
     common = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, **settings}
     whole = trainer(tmp_path / "a", tiny_llama(dropout=0.2, attn_implementation="eager"), **common)
     whole.train()
+
     class Stop(EarlyStoppingCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = state.global_step == 5
 
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None: ...
 
-    first = trainer(
-        tmp_path / "b", tiny_llama(dropout=0.2, attn_implementation="eager"), callbacks=[Stop(1)], **common
-    )
+    first = trainer(tmp_path / "b", tiny_llama(dropout=0.2, attn_implementation="eager"), callbacks=[Stop(1)], **common)
     first.train()
     assert first.state.global_step == 5
     torch.manual_seed(999)
@@ -228,7 +232,10 @@ def test_lora_trains_the_adapter_alone(tmp_path: Path, method: str) -> None:
     base = tiny_llama()
     before = {n: p.detach().clone() for n, p in base.named_parameters()}
     t = trainer(
-        tmp_path, base, method=method, peft_config=peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+        tmp_path,
+        base,
+        method=method,
+        peft_config=peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     t.train()
     assert t.preflight is not None
@@ -402,8 +409,6 @@ def test_the_reference_of_a_changing_data_set_is_missed_loudly(tmp_path: Path) -
             ids = [*item["forget"]["input_ids"], 5 + type(self).calls % 40]
             return {**item, "forget": {"input_ids": ids, "labels": ids}}
 
-    t = ROSUTrainer(
-        tiny_llama(), config(tmp_path, forget_loss="npo"), train_dataset=Changing(FORGET, RETAIN)
-    )
+    t = ROSUTrainer(tiny_llama(), config(tmp_path, forget_loss="npo"), train_dataset=Changing(FORGET, RETAIN))
     with pytest.raises(DataError, match="reference log-probability"):
         t.train()

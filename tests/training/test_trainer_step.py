@@ -69,9 +69,7 @@ def train(model: nn.Module, folder: Path, *, pairs: Any = None, optimizer: Any =
 @pytest.mark.parametrize("jacobian", ["relaxed", "none"])
 def test_one_step_is_algorithm_1_in_float64(tmp_path: Path, jacobian: str) -> None:
     model = CleanLM().double()
-    w, expected = algorithm_1(
-        model, FORGET, RETAIN, eta=0.1, rho=0.3, beta=0.1 / 0.3, zero_order=jacobian == "none"
-    )
+    w, expected = algorithm_1(model, FORGET, RETAIN, eta=0.1, rho=0.3, beta=0.1 / 0.3, zero_order=jacobian == "none")
     train(model, tmp_path, jacobian=jacobian)
     # float64 from end to end
     assert float((flat(model.parameters()) - expected).norm() / (expected - w).norm()) < 1e-9
