@@ -34,11 +34,17 @@ class Preflight:
     def line(self) -> str:
         """The sentence that is logged."""
         share = 100.0 * self.trainable / max(1, self.total)
+        parts = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "captured gradients and backup": self.buffers,
+            "reference model": self.reference,
+        }
+        listed = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
         return (
             f"{self.passes} forward+backward passes per step; {self.trainable:,} of {self.total:,} parameters "
-            f"trainable ({share:.3g} %); estimated peak {_gib(self.peak)} without activations "
-            f"(weights {_gib(self.weights)}, gradients {_gib(self.gradients)}, optimizer {_gib(self.optimizer)}, captured gradients and backup "
-            f"{_gib(self.buffers)}, reference model {_gib(self.reference)})"
+            f"trainable ({share:.3g} %); estimated peak {_gib(self.peak)} without activations ({listed})"
         )
 
 

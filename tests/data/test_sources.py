@@ -1,0 +1,182 @@
+"""Files of rows: read as they are, and where they are broken the error says where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from rosu_llm.data.sources import load_samples, read_rows
+from rosu_llm.demo.world import word_tokenizer
+from rosu_llm.errors import DataError
+
+ROWS = [{"question": "Who ?", "answer": "Ada"}, {"question": "Where ?", "answer": "Riga — über"}]
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return word_tokenizer("Question: Answer: Who Where ? Ada Riga — über one two three".split())
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_list(tmp_path: Path, indent: int | None) -> None:
+    assert read_rows(write(tmp_path / "a.json", "\n " + json.dumps(ROWS, indent=indent, ensure_ascii=False))) == ROWS
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a"])
+@pytest.mark.parametrize("between", ["\n", "\r\n", "\n\n \n\t\n"])
+def test_json_lines_with_blank_lines_whatever_the_name(tmp_path: Path, name: str, between: str) -> None:
+    text = between.join(json.dumps(row, ensure_ascii=False) for row in ROWS) + between
+    (tmp_path / name).write_bytes(text.encode())
+    assert read_rows(str(tmp_path / name)) == ROWS
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
+def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
+    """JSON allows Unicode's other line breaks inside strings, and writers that keep non-ASCII text put them there."""
+    row = {"question": f"one{character}two", "answer": "three"}
+    assert read_rows(write(tmp_path / "a.jsonl", json.dumps(row, ensure_ascii=False) + "\n")) == [row]
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"question": "Who ?"}\n\n{"question": \n')
+    with pytest.raises(DataError, match=r"a\.jsonl, line 3, is not JSON"):
+        read_rows(path)
+
+
+def test_a_broken_list_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.json begins like a JSON list but does not parse"):
+        read_rows(write(tmp_path / "a.json", '[{"question": "Who ?"},'))
+
+
+@pytest.mark.parametrize("text", ["", " \n\n", "[]"])
+def test_a_file_without_rows_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DataError, match="holds no row"):
+        read_rows(write(tmp_path / "a.json", text))
+
+
+@pytest.mark.parametrize("text", ['[{"text": "one"}, "two"]', '{"text": "one"}\n3\n'])
+def test_rows_without_fields_are_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DataError, match=r"row 2, is a (str|int), not an object"):
+        read_rows(write(tmp_path / "a.json", text))
+
+
+@pytest.mark.parametrize("name", ["missing.json", "missing.jsonl", "./missing", "/nowhere/missing", "~/missing"])
+def test_a_missing_file_is_not_looked_for_on_the_hub(name: str) -> None:
+    with pytest.raises(DataError, match="is not a file"):
+        read_rows(name)
+
+
+def test_the_hub_is_asked_for_name_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        asked.append((*args, kwargs["split"]))
+        return iter(ROWS)
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    for source in ("owner/name", "owner/name:forget10", "owner/name:forget10:test", "owner/name::test"):
+        assert read_rows(source) == ROWS
+    assert asked == [
+        ("owner/name", None, "train"),
+        ("owner/name", "forget10", "train"),
+        ("owner/name", "forget10", "test"),
+        ("owner/name", None, "test"),
+    ]
+
+
+def test_what_the_hub_cannot_give_is_an_error_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    with pytest.raises(DataError, match=r"'owner/name:x' is neither a local file.*no network"):
+        read_rows("owner/name:x")
+
+
+def test_questions_and_answers_under_any_name(tmp_path: Path, tokenizer: Any) -> None:
+    path = write(tmp_path / "a.jsonl", '{"q": "Who ?", "a": "Ada", "text": "one"}\n')
+    sample = load_samples(path, tokenizer, question_key="q", answer_key="a")[0]
+    assert tokenizer.convert_ids_to_tokens(sample["input_ids"]) == "Question: Who ? Answer: Ada </s>".split()
+    assert [label != -100 for label in sample["labels"]] == [False] * 4 + [True] * 2
+
+
+def test_numbers_as_answers_are_read_as_text(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer(["7", "Answer:", "Question:", "Who"])
+    sample = load_samples(write(tmp_path / "a.jsonl", '{"question": "Who", "answer": 7}\n'), tokenizer)[0]
+    assert tokenizer.convert_ids_to_tokens(sample["input_ids"])[-2:] == ["7", "</s>"]
+
+
+def test_plain_text_is_learned_whole_even_by_a_chat_model(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    path = write(tmp_path / "a.jsonl", '{"text": "one two three"}\n{"text": "two"}\n')
+    dataset = load_samples(path, tokenizer)
+    for sample, text in zip(dataset, ("one two three", "two"), strict=True):
+        assert tokenizer.convert_ids_to_tokens(sample["input_ids"]) == [*text.split(), "</s>"]
+        assert sample["labels"] == sample["input_ids"]
+
+
+def test_text_among_questions_is_still_plain_text(tmp_path: Path, tokenizer: Any) -> None:
+    """A row with a text but no question is learned as plain text, whatever the rows beside it are."""
+    path = write(tmp_path / "a.jsonl", '{"question": "Who ?", "answer": "Ada"}\n{"text": "one two"}\n')
+    sample = load_samples(path, tokenizer)[1]
+    assert tokenizer.convert_ids_to_tokens(sample["input_ids"]) == ["one", "two", "</s>"]
+
+
+@pytest.mark.parametrize("row", ['{"question": "Who ?"}', '{"prompt": "Who ?", "answer": "Ada"}', "{}"])
+def test_missing_fields_are_named_with_those_there_are(tmp_path: Path, tokenizer: Any, row: str) -> None:
+    path = write(tmp_path / "a.jsonl", '{"question": "Who ?", "answer": "Ada"}\n' + row)
+    with pytest.raises(DataError, match=r"Row 2 of .*neither 'question' and 'answer' nor 'text'") as caught:
+        load_samples(path, tokenizer)
+    assert str(sorted(json.loads(row))) in str(caught.value)
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1, 1), (2, 2), (9, 2), (None, 2)])
+def test_limit_takes_the_first_rows(tmp_path: Path, tokenizer: Any, limit: int | None, count: int) -> None:
+    path = write(tmp_path / "a.json", json.dumps(ROWS))
+    every = load_samples(path, tokenizer).samples
+    assert load_samples(path, tokenizer, limit=limit).samples == every[:count]
+
+
+def test_limit_spares_the_rows_behind_it(tmp_path: Path, tokenizer: Any) -> None:
+    path = write(tmp_path / "a.json", json.dumps([*ROWS, {"other": 1}]))
+    assert len(load_samples(path, tokenizer, limit=2)) == 2
+
+
+def test_max_length_reaches_the_samples(tmp_path: Path, tokenizer: Any) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "one two three"}\n')
+    assert len(load_samples(path, tokenizer, max_length=2)[0]["input_ids"]) == 2
+
+
+# -- the real thing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "count"), [("forget01", 40), ("holdout01", 40), ("retain_perturbed", 400)])
+def test_tofu_files_have_the_rows_they_are_known_to_have(shared_data: Path, name: str, count: int) -> None:
+    assert len(read_rows(str(shared_data / "tofu" / f"{name}.json"))) == count
+
+
+def test_tofu_answers_come_back_from_the_labels(shared_data: Path) -> None:
+    """Through a real byte-fallback tokenizer: decoding the labels gives the answer, decoding the rest the question."""
+    tokenizer = AutoTokenizer.from_pretrained(shared_data / "stories260K")
+    path = shared_data / "tofu" / "forget01.json"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    dataset = load_samples(str(path), tokenizer)
+    assert len(dataset) == len(lines) == 40
+    for sample, row in zip(dataset, lines, strict=True):
+        answer = [label for label in sample["labels"] if label != -100]
+        start = len(sample["labels"]) - len(answer)
+        assert sample["labels"] == [-100] * start + answer
+        assert sample["input_ids"][start:] == answer
+        assert answer[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(answer[:-1]).strip() == row["answer"]
+        prompt = tokenizer.decode(sample["input_ids"][:start], skip_special_tokens=True)
+        assert prompt.strip() == f"Question: {row['question']}\nAnswer:"

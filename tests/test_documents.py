@@ -1,0 +1,157 @@
+"""Documents cannot rot: README commands run, its Python runs, every shipped configuration is parsed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rosu_llm.cli.main import VERBS, main
+from rosu_llm.training.arguments import MethodArguments
+from rosu_llm.training.recipe import build, read_config
+from tests.conftest import ROOT
+from tests.models import tiny_llama
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.yaml"))
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("rosu ")]
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(commands()) >= 4
+    assert {words[1] for words in commands()} == set(VERBS)
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_rosu_command_of_the_readme_runs(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At smoke size, with the command's own flags, from the project's root."""
+    monkeypatch.chdir(ROOT)
+    arguments = [w for w in words[1:] if w != "--smoke"]
+    if "--list-settings" not in arguments:
+        arguments.append("--smoke")
+        for flag in ("--output-dir", "--out"):
+            if flag in arguments:
+                arguments[arguments.index(flag) + 1] = str(tmp_path / "out")
+        if arguments[0] == "train" and "--output-dir" not in arguments:
+            arguments += ["--output-dir", str(tmp_path / "out")]
+    assert main(arguments) == 0
+
+
+def test_the_two_scripts_and_ci_are_there_and_run_what_they_say() -> None:
+    for name, call in (("scripts/demo.sh", "rosu demo"), ("scripts/test.sh", "pytest"), (".ci/run", "scripts/test.sh")):
+        path = ROOT / name
+        assert path.stat().st_mode & 0o111, f"{name} has no run bit"
+        assert call in path.read_text()
+        subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three blocks, with a toy model and toy pairs under the names they use."""
+    import torch
+
+    from rosu_llm.demo.world import build_world, small_llama
+    from rosu_llm.losses import COUNT, LOSSES, logits_of, token_nll
+
+    monkeypatch.chdir(tmp_path)
+    trainer_block, loop_block, loss_block = blocks("python")
+    world = build_world(0, people={"forget": 1, "retain": 1, "calibration": 1, "holdout": 1})
+    small_llama(len(world.tokenizer), 0, hidden=32, layers=1).save_pretrained("model")
+    world.tokenizer.save_pretrained("model")
+    pairs = [("Where was it ?", "In Cusco .")] * 3
+    scope: dict[str, Any] = {"name": "model", "forget_pairs": pairs, "retain_pairs": pairs[::-1]}
+    exec(trainer_block, scope)
+    assert scope["trainer"].state.global_step > 0
+
+    model = tiny_llama()
+    batch = {"input_ids": torch.randint(4, 60, (2, 8))}
+    batch["labels"] = batch["input_ids"]
+    scope = {
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3),
+        "batches": [(batch, batch)],
+        "loss": lambda m, b: token_nll(logits_of(m, b), b["labels"]).sum() / COUNT["token"](b),
+    }
+    exec(loop_block, scope)
+    assert scope["logs"]["step/fallback"] == 1.0  # forget and retain are the same batch here
+
+    exec(loss_block, {})
+    assert LOSSES.pop("my_loss").unit == "token"
+
+
+def test_every_setting_is_in_the_readme() -> None:
+    table = README.split("## Settings")[1].split("## What is logged")[0]
+    for name in ("method", "rho", "jacobian", "beta", "amplify", "kappa", "calibrate", "tau", "eps_q", "reduction"):
+        assert f"`{name}`" in table
+        assert name in MethodArguments.__dataclass_fields__
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
+def test_every_recipe_is_parsed_by_the_real_classes(path: Path) -> None:
+    run, config = build({**read_config(path), "use_cpu": True, "bf16": False})
+    run.check_run()
+    assert config.method in ("rosu",)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
+def test_every_recipe_runs_at_smoke_size(path: Path, tmp_path: Path) -> None:
+    assert main(["train", "--config", str(path), "--smoke", "--output-dir", str(tmp_path / "out")]) == 0
+    assert [*(tmp_path / "out").glob("*.safetensors")]
+
+
+def test_recipes_ship_with_the_package() -> None:
+    from importlib.resources import files
+
+    names = {entry.name for entry in files("rosu_llm.configs.recipes").iterdir()}
+    assert {path.name for path in RECIPES} <= names
+
+
+def test_citation_and_version_agree() -> None:
+    import rosu_llm
+
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == rosu_llm.__version__
+    assert f"## {rosu_llm.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_importing_the_package_is_light() -> None:
+    code = "import sys, rosu_llm; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert output.strip() == "[]"
+
+
+def test_every_export_exists() -> None:
+    import rosu_llm
+
+    for name in rosu_llm.__all__:
+        assert getattr(rosu_llm, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        rosu_llm.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("script", ["bench_step.py"])
+def test_benchmarks_run_at_smoke_size(script: str) -> None:
+    subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / script), "--smoke"], check=True, capture_output=True, cwd=ROOT
+    )
+
+
+def test_the_picture_can_be_drawn_again(tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "draw_geometry.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path / "geometry.png")], check=True, cwd=ROOT)
+    assert (tmp_path / "geometry.png").stat().st_size > 10_000
