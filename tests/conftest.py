@@ -19,6 +19,15 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _fresh_accelerate_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions remember the mixed precision of the last Trainer in the environment and in a singleton."""
+    from accelerate.state import AcceleratorState
+
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    AcceleratorState._reset_state()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder with real data and small real models; tests that need it are skipped where it is absent."""

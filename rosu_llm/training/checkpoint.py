@@ -86,6 +86,22 @@ def staged(folder: Path) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def numpy_state_allowed() -> Iterator[None]:
+    """Let ``torch.load(weights_only=True)`` read the arrays of numpy's random state; nothing else is allowed in."""
+    import numpy
+    import torch
+
+    allow = getattr(torch.serialization, "safe_globals", None)
+    if allow is None:  # torch < 2.5
+        yield
+        return
+    core = getattr(numpy, "_core", None) or numpy.core
+    types = [core.multiarray._reconstruct, numpy.ndarray, numpy.dtype, type(numpy.dtype(numpy.uint32))]
+    with allow(types):
+        yield
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` beside ``path`` and rename."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,7 @@ from .checkpoint import (
     STATE_FILE,
     last_complete,
     marked,
+    numpy_state_allowed,
     resolve_resume,
     staged,
     write_atomically,
@@ -467,6 +468,11 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             return
         with staged(Path(output_dir or self.args.output_dir)) as stage:
             super()._save(str(stage), state_dict)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # transformers before 4.47 loads numpy's random state without allowing its types, which torch ≥ 2.6 refuses.
+        with numpy_state_allowed():
+            super()._load_rng_state(checkpoint)
 
     def last_checkpoint(self) -> str | None:
         """The newest complete checkpoint of this run, if any."""

@@ -180,3 +180,10 @@ def test_tofu_answers_come_back_from_the_labels(shared_data: Path) -> None:
         assert tokenizer.decode(answer[:-1]).strip() == row["answer"]
         prompt = tokenizer.decode(sample["input_ids"][:start], skip_special_tokens=True)
         assert prompt.strip() == f"Question: {row['question']}\nAnswer:"
+
+
+@pytest.mark.parametrize("name", ["management.test", "sociology.test"])
+def test_mmlu_files_with_unicode_line_breaks_are_read_line_by_line(shared_data: Path, name: str) -> None:
+    path = shared_data / "mmlu" / f"{name}.jsonl"
+    lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    assert read_rows(str(path)) == [json.loads(line) for line in lines]

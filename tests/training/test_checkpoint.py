@@ -1,0 +1,213 @@
+"""Whatever a killed run leaves behind, what counts as a checkpoint is whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rosu_llm.errors import ConfigError
+from rosu_llm.training import checkpoint
+from rosu_llm.training.checkpoint import MARKER, last_complete, marked, resolve_resume, staged, write_atomically
+
+
+def whole(folder: Path, name: str) -> Path:
+    """A folder that looks like a finished checkpoint."""
+    path = folder / name
+    path.mkdir()
+    (path / "trainer_state.json").write_text("{}")
+    return path
+
+
+# -- which checkpoint is the last ---------------------------------------------------------------------
+
+
+def test_no_folder_and_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert last_complete(tmp_path / "missing") is None
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "model.safetensors").touch()
+    assert last_complete(tmp_path) is None
+
+
+def test_steps_are_numbers_not_text(tmp_path: Path) -> None:
+    for step in (9, 100, 20):
+        whole(tmp_path, f"checkpoint-{step}")
+    assert last_complete(tmp_path) == tmp_path / "checkpoint-100"
+
+
+def test_marked_and_half_written_ones_are_passed_over(tmp_path: Path) -> None:
+    whole(tmp_path, "checkpoint-1")
+    whole(tmp_path, "checkpoint-2")
+    (whole(tmp_path, "checkpoint-3") / MARKER).touch()  # killed while writing
+    (tmp_path / "checkpoint-4").mkdir()  # killed before the state was written
+    (tmp_path / "checkpoint-5").touch()  # not a folder
+    whole(tmp_path, "checkpoint-6x")
+    whole(tmp_path, "checkpoint-best")
+    assert last_complete(tmp_path) == tmp_path / "checkpoint-2"
+
+
+@pytest.mark.parametrize("name", ["old-checkpoint-9", "tmp-checkpoint-9"])
+def test_folders_that_only_end_like_a_checkpoint_are_not_one(tmp_path: Path, name: str) -> None:
+    """Set aside by hand, or the staging folder of earlier versions of transformers."""
+    whole(tmp_path, "checkpoint-2")
+    whole(tmp_path, name)
+    assert last_complete(tmp_path) == tmp_path / "checkpoint-2"
+
+
+# -- the marker ---------------------------------------------------------------------------------------
+
+
+def test_the_marker_is_there_from_the_first_byte_to_the_last(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoint-7"
+    with marked(folder, writer=True):
+        assert (folder / MARKER).exists()
+        (folder / "trainer_state.json").write_text("{}")
+        assert last_complete(tmp_path / "run") is None
+    assert not (folder / MARKER).exists()
+    assert last_complete(tmp_path / "run") == folder
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_the_marker_stays_when_writing_fails(tmp_path: Path, error: type[BaseException]) -> None:
+    folder = tmp_path / "checkpoint-7"
+    with pytest.raises(error), marked(folder, writer=True):
+        (folder / "trainer_state.json").write_text("{}")
+        raise error
+    assert (folder / MARKER).exists()
+    assert last_complete(tmp_path) is None
+
+
+def test_writing_again_over_a_broken_one_makes_it_whole(tmp_path: Path) -> None:
+    (whole(tmp_path, "checkpoint-7") / MARKER).touch()
+    with marked(tmp_path / "checkpoint-7", writer=True):
+        pass
+    assert last_complete(tmp_path) == tmp_path / "checkpoint-7"
+
+
+def test_other_processes_neither_make_nor_remove_it(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-7"
+    with marked(folder, writer=False):
+        assert not folder.exists()
+    (whole(tmp_path, "checkpoint-7") / MARKER).touch()
+    with marked(folder, writer=False):
+        pass
+    assert (folder / MARKER).exists()
+
+
+# -- what to resume from --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, False, ""])
+def test_nothing_asked_nothing_resumed(tmp_path: Path, value: Any) -> None:
+    whole(tmp_path, "checkpoint-3")
+    assert resolve_resume(value, str(tmp_path)) is None
+
+
+def test_true_is_the_newest_whole_one(tmp_path: Path) -> None:
+    whole(tmp_path, "checkpoint-3")
+    (whole(tmp_path, "checkpoint-4") / MARKER).touch()
+    assert resolve_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-3")
+
+
+def test_a_path_is_itself(tmp_path: Path) -> None:
+    path = whole(tmp_path, "anything")
+    assert resolve_resume(str(path), "elsewhere") == str(path)
+
+
+def test_true_without_a_whole_checkpoint_is_refused(tmp_path: Path) -> None:
+    (whole(tmp_path, "checkpoint-4") / MARKER).touch()
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
+        resolve_resume(True, str(tmp_path))
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a folder"):
+        resolve_resume(str(tmp_path / "checkpoint-1"), str(tmp_path))
+
+
+def test_a_path_that_was_not_finished_is_refused(tmp_path: Path) -> None:
+    (whole(tmp_path, "checkpoint-4") / MARKER).touch()
+    with pytest.raises(ConfigError, match="was not written to the end"):
+        resolve_resume(str(tmp_path / "checkpoint-4"), str(tmp_path))
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    """The output folder instead of a checkpoint in it: an easy slip, and Trainer would end in a FileNotFoundError."""
+    whole(tmp_path, "checkpoint-4")
+    with pytest.raises(ConfigError, match="checkpoint"):
+        resolve_resume(str(tmp_path), str(tmp_path))
+
+
+# -- files that appear at once --------------------------------------------------------------------------
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_staged_files_replace_the_old_and_spare_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("old")
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra" / "stale").write_text("old")
+    with staged(tmp_path) as stage:
+        (stage / "model").write_text("new")
+        (stage / "extra").mkdir()
+        (stage / "extra" / "fresh").write_text("new")
+        assert content(tmp_path)["model"] == "old"
+    assert content(tmp_path) == {"model": "new", "notes": "mine", "extra/fresh": "new"}
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_old_files_are_intact_when_writing_fails(tmp_path: Path, error: type[BaseException]) -> None:
+    (tmp_path / "model").write_text("old")
+    with pytest.raises(error), staged(tmp_path) as stage:
+        (stage / "model").write_text("ne")
+        (stage / "other").write_text("x")
+        raise error
+    assert content(tmp_path) == {"model": "old"}
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_leftovers_of_a_killed_run_do_not_get_in(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage:
+        name = stage.name
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "half").write_text("half")
+    with staged(tmp_path) as stage:
+        (stage / "model").write_text("new")
+    assert content(tmp_path) == {"model": "new"}
+
+
+def test_an_index_arrives_after_the_files_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    replace = os.replace
+
+    def record(source: Any, target: Any) -> None:
+        order.append(Path(target).name)
+        replace(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "replace", record)
+    names = ["a.safetensors.index.json", "model-1.safetensors", "model-2.safetensors", "z.json"]
+    with staged(tmp_path / "new" / "folder") as stage:
+        for name in names:
+            (stage / name).write_text(name)
+    assert sorted(order) == names
+    assert order[-1] == "a.safetensors.index.json"
+
+
+def test_writing_atomically_makes_folders_and_leaves_no_scrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a" / "b" / "state.json"
+    write_atomically(path, "ä1")
+    write_atomically(path, "ä2")
+    assert content(tmp_path) == {"a/b/state.json": "ä2"}
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoint.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "ä3")
+    assert path.read_text(encoding="utf-8") == "ä2"
