@@ -23,11 +23,11 @@ COMMON: dict[str, Any] = {
 }
 
 LABELS = {
-    "before": "before unlearning",
-    "retain_only": "never saw the ten (gold)",
+    "before": "before",
+    "retain_only": "retain-only (gold)",
     "rosu": "ROSU",
-    "rosu_calibrated": "ROSU, calibrated*",
-    "minmax": "standard min-max",
-    "graddiff": "gradient difference",
+    "rosu_calibrated": "ROSU calibrated*",
+    "minmax": "min-max",
+    "graddiff": "grad. difference",
     "npo": "NPO",
 }

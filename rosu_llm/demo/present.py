@@ -21,7 +21,7 @@ COLUMNS = {
     "retain_em": "retain EM",
     "holdout_em": "holdout EM",
     "mia_auc": "MIA AUC",
-    "seconds": "seconds",
+    "seconds": "sec",
 }
 
 NOTE = (
@@ -34,11 +34,11 @@ def table(rows: Sequence[dict[str, Any]]) -> Any:
     """A rich table of the rows."""
     from rich.table import Table
 
-    result = Table(
-        "method", title="Forget ten fictitious people, keep the others", caption=NOTE, caption_justify="left"
-    )
-    for title in COLUMNS.values():
-        result.add_column(title, justify="right")
+    title = "Forget ten fictitious people, keep the others"
+    result = Table(title=title, caption=NOTE, caption_justify="left", padding=(0, 0, 0, 1))
+    result.add_column("method", no_wrap=True)
+    for heading in COLUMNS.values():
+        result.add_column(heading, justify="right", min_width=6)
     for row in rows:
         values = [f"{row[key]:.1f}" if key == "seconds" else f"{row[key]:.3f}" for key in COLUMNS]
         result.add_row(LABELS.get(row["method"], row["method"]), *values, end_section=row["method"] == "retain_only")

@@ -44,17 +44,16 @@ def frontier(
         axes.axvline(gold[x], color="0.6", linestyle=":", linewidth=1.2, zorder=0)
     for i, row in enumerate(rows):
         name = str(row["method"])
-        special = name in _MARKERS
         axes.scatter(
             row[x],
             row[y],
-            s=190 if special else 95,
+            s={"retain_only": 420, "before": 170}.get(name, 95),
             marker=_MARKERS.get(name, "o"),
             color="black" if name == "before" else ("goldenrod" if name == "retain_only" else f"C{i - 2}"),
             edgecolor="white",
             linewidth=0.8,
             label=labels.get(name, name),
-            zorder=3,
+            zorder=2 if name == "retain_only" else 3,
         )
     axes.set_xlabel(f"{titles[0]}  (goal: the dotted line)")
     axes.set_ylabel(f"{titles[1]}  (higher is better)")
@@ -83,7 +82,7 @@ def coupling_over_steps(
     bottom.set_xlabel("step")
     for axes in (top, bottom):
         axes.grid(alpha=0.25)
-    bottom.legend(loc="center left", bbox_to_anchor=(1.01, 1.05), frameon=False)
+    figure.legend(loc="outside right center", frameon=False)
     _save(figure, path)
 
 
