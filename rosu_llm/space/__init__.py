@@ -2,5 +2,6 @@
 
 from .local import LocalSpace, trainable
 from .protocol import ParameterSpace, Realized
+from .tensors import TensorSpace
 
-__all__ = ["LocalSpace", "ParameterSpace", "Realized", "trainable"]
+__all__ = ["LocalSpace", "ParameterSpace", "Realized", "TensorSpace", "trainable"]

@@ -111,7 +111,7 @@ def test_npo_with_stored_references_is_npo() -> None:
     context = LossContext({"npo_beta": 0.5}, reference_logprobs=reference)
     got = get_loss("npo", "forget").function(model, naive.padded(BATCH, 20, left=True), context)
     # stored references reach the loss in float32
-    assert float(got) == pytest.approx(naive.npo(model, BATCH, initial, 0.5), rel=1e-6)
+    assert float(got.detach()) == pytest.approx(naive.npo(model, BATCH, initial, 0.5), rel=1e-6)
 
 
 # -- the frozen copy ------------------------------------------------------------------------------
@@ -213,10 +213,12 @@ def test_kl_through_an_adapter_is_kl_to_the_base_model() -> None:
     batch = naive.padded(BATCH, 14)
     context = LossContext(reference_logits=ReferenceModel(model))
     kl = get_loss("kl", "retain")
-    assert float(kl.function(model, batch, context)) == pytest.approx(0.0, abs=1e-5)  # float32, 40·61 terms near 0.02
+    assert float(kl.function(model, batch, context).detach()) == pytest.approx(
+        0.0, abs=1e-5
+    )  # float32, 40·61 terms near 0.02
     for _ in range(3):
         step(model, batch)
     expected = naive.kl(model.eval(), BATCH, base)
     assert expected > 1e-3
     # float32 log-softmax (1e-7 each) against a KL of order 1e-2 summed over 40 tokens
-    assert float(kl.function(model, batch, context)) == pytest.approx(expected, rel=1e-3)
+    assert float(kl.function(model, batch, context).detach()) == pytest.approx(expected, rel=1e-3)
