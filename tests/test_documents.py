@@ -111,7 +111,7 @@ def test_every_recipe_is_parsed_by_the_real_classes(path: Path) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
 def test_every_recipe_runs_at_smoke_size(path: Path, tmp_path: Path) -> None:
     assert main(["train", "--config", str(path), "--smoke", "--output-dir", str(tmp_path / "out")]) == 0
-    assert [*(tmp_path / "out").glob("*.safetensors")]
+    assert [*(tmp_path / "out" / "smoke").glob("*.safetensors")]
 
 
 def test_recipes_ship_with_the_package() -> None:

@@ -45,7 +45,7 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
         self.forget, self.retain = forget, retain
         self.retain_per_forget, self.seed = retain_per_forget, seed
         self.epoch = 0
-        self._block = -1
+        self._block: int | None = None
         self._order: list[int] = []
 
     def set_epoch(self, epoch: int) -> None:
@@ -56,6 +56,9 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
         return len(self.forget)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} forget samples")
+        index %= len(self)
         return {"forget": self.forget[index], "retain": [self.retain[j] for j in self.partners(index)]}
 
     def partners(self, index: int) -> list[int]:
@@ -107,6 +110,7 @@ class ForgetRetainCollator:
         }
         for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
             batch["input_ids"][i, : len(row)] = row
-            batch["attention_mask"][i, : len(row)] = 1
+            mask = samples[i].get("attention_mask")
+            batch["attention_mask"][i, : len(row)] = 1 if mask is None else torch.as_tensor(mask)[: len(row)]
             batch["labels"][i, : len(label)] = label
         return batch

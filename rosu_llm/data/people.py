@@ -121,6 +121,9 @@ def generate(
     most = len(_FIRST) * len(_LAST)
     if min(counts.values()) < 1 or total > most:
         raise ConfigError(f"Cannot make {counts} people: each split needs at least one, and there are {most} names.")
+    most_wrong = min(len(pool) for pool in _POOLS.values()) - 1
+    if not 0 <= perturbed <= most_wrong:
+        raise ConfigError(f"perturbed={perturbed} wrong answers per question cannot be made: give 0 to {most_wrong}.")
     rng = random.Random(seed)
     names = [f"{first} {last}" for first in _FIRST for last in _LAST]
     # The first people have first names of their own, as TOFU's authors have; only then do names repeat.

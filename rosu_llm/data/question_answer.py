@@ -19,7 +19,7 @@ class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
     text is ``template`` filled in. Labels are the answer's tokens and the end-of-sequence token.
 
     Args:
-        pairs: the questions and answers.
+        pairs: the questions and answers; without a question (None) the answer is learned as plain text.
         tokenizer: a transformers tokenizer.
         template: text before the answer when there is no chat template.
         max_length: longer samples are cut on the right.
@@ -28,7 +28,7 @@ class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
 
     def __init__(
         self,
-        pairs: Iterable[tuple[str, str]],
+        pairs: Iterable[tuple[str | None, str]],
         tokenizer: Any,
         *,
         template: str = "Question: {question}\nAnswer: ",
@@ -49,9 +49,11 @@ class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
 
 
 def encode(
-    question: str, answer: str, tokenizer: Any, *, template: str, max_length: int, chat: bool
+    question: str | None, answer: str, tokenizer: Any, *, template: str, max_length: int, chat: bool
 ) -> dict[str, list[int]]:
     """Token ids and labels of one pair."""
+    if question is None:
+        question, template, chat = "", "", False
     if chat:
         user = [{"role": "user", "content": question}]
         prompt = _ids(tokenizer.apply_chat_template(user, add_generation_prompt=True, tokenize=True))

@@ -17,7 +17,7 @@ from .question_answer import QuestionAnswerDataset
 
 def read_rows(source: str) -> list[Mapping[str, Any]]:
     """The rows of a file or hub data set."""
-    path = Path(source)
+    path = Path(source).expanduser()
     if path.is_file():
         return _read_file(path)
     if path.suffix in (".json", ".jsonl") or source.startswith((".", "/", "~")):
@@ -28,7 +28,10 @@ def read_rows(source: str) -> list[Mapping[str, Any]]:
 
 
 def _read_file(path: Path) -> list[Mapping[str, Any]]:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
     if text.lstrip().startswith("["):
         try:
             rows: list[Any] = json.loads(text)
@@ -36,7 +39,7 @@ def _read_file(path: Path) -> list[Mapping[str, Any]]:
             raise DataError(f"{path} begins like a JSON list but does not parse: {error}.") from error
     else:
         rows = []
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): U+2028 may stand inside a string
             if line.strip():
                 try:
                     rows.append(json.loads(line))
@@ -78,18 +81,18 @@ def load_samples(
 ) -> QuestionAnswerDataset:
     """Tokenised samples; rows with a text but no question are learned as plain text."""
     rows = read_rows(source)[:limit]
-    pairs: list[tuple[str, str]] = []
+    pairs: list[tuple[str | None, str]] = []
     for number, row in enumerate(rows, 1):
+        for key in (question_key, answer_key, text_key):
+            if key in row and row[key] is None:
+                raise DataError(f"Row {number} of {source!r} has {key}: null. Drop the row or fill it in.")
         if question_key in row and answer_key in row:
             pairs.append((str(row[question_key]), str(row[answer_key])))
         elif text_key in row:
-            pairs.append(("", str(row[text_key])))
+            pairs.append((None, str(row[text_key])))
         else:
             raise DataError(
                 f"Row {number} of {source!r} has fields {sorted(row)}, but neither {question_key!r} and {answer_key!r} "
                 f"nor {text_key!r}. Name the right ones with question_key, answer_key or text_key."
             )
-    plain = all(not question for question, _ in pairs)
-    if plain:
-        return QuestionAnswerDataset(pairs, tokenizer, template="", max_length=max_length, chat=False)
     return QuestionAnswerDataset(pairs, tokenizer, max_length=max_length)

@@ -60,7 +60,9 @@ def score(model: nn.Module, samples: Samples, *, pad_token_id: int = 0, batch_si
             batch = {k: v.to(device) for k, v in batch.items()}
             logits, labels = logits_of(model, batch), batch["labels"]
             mask = answer_mask(labels)
-            count = mask.sum(-1).clamp(min=1)
+            count = mask.sum(-1)
+            if not bool(count.all()):
+                raise DataError("A sample has no answer token (every label is -100): it cannot be scored.")
             nll[rows] = (token_nll(logits, labels).sum(-1) / count).float().cpu()
             hits = (logits[:, :-1].argmax(-1) == labels[:, 1:]) & mask
             match[rows] = (hits.sum(-1) / count).float().cpu()
@@ -85,5 +87,7 @@ def membership_auc(members: Tensor, others: Tensor) -> float:
     """
     if members.numel() == 0 or others.numel() == 0:
         raise DataError("The membership attack needs members and non-members; one of them is empty.")
+    if not bool(torch.isfinite(members).all() and torch.isfinite(others).all()):
+        raise DataError("The membership attack needs finite losses; some are NaN or infinite.")
     difference = others.double().unsqueeze(0) - members.double().unsqueeze(1)
     return float(((difference > 0).double() + 0.5 * (difference == 0).double()).mean())

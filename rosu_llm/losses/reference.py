@@ -77,11 +77,17 @@ class ReferenceLogProbs:
         return ReferenceLogProbs(dict(zip(keys, data["values"].tolist(), strict=True)))
 
 
+def _starts_at_zero(model: nn.Module) -> bool:
+    """Whether a LoRA adapter adds nothing yet, so that the initial model is the one without it."""
+    outer = [p for name, p in model.named_parameters() if "lora_B" in name or "lora_embedding_B" in name]
+    return bool(outer) and not any(bool(p.detach().any()) for p in outer)
+
+
 class ReferenceModel:
-    """Logits of the initial model: adapters off where there are any, else a frozen copy."""
+    """Logits of the initial model: adapters off where they start from nothing, else a frozen copy."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._adapted: Any = model if hasattr(model, "disable_adapter") else None
+        self._adapted: Any = model if hasattr(model, "disable_adapter") and _starts_at_zero(model) else None
         self._copy: nn.Module | None = None
         if self._adapted is None:
             self._copy = copy.deepcopy(model).eval().requires_grad_(False)

@@ -13,6 +13,7 @@ so at a billion parameters the pull is 3·10⁻⁵ of a step, which is nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 
@@ -75,7 +76,7 @@ def resolve(mode: str, beta: str | float, kappa: float, optimizer: torch.optim.O
     """
     if mode not in MODES:
         raise unknown("amplify", mode, MODES)
-    if not kappa >= 0.0:
+    if not (kappa >= 0.0 and isfinite(kappa)):
         raise ConfigError(f"kappa={kappa!r} must be a number ≥ 0: the pull's share of the optimizer's step, e.g. 0.5.")
     if mode == "matched" and beta != "tied":
         raise ConfigError(

@@ -7,7 +7,8 @@ their own arguments; :class:`~rosu_llm.training.config.ROSUConfig` is it plus ``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, unknown
 from ..geometry import METHODS, BetaSchedule, RhoSchedule, Rule, build_rule, pull_scale
@@ -16,6 +17,12 @@ from ..losses import LossSpec, get_loss
 from ..step import resolve
 
 REDUCTIONS = ("window_tokens", "micro_mean")
+
+if TYPE_CHECKING:
+    NameOrNumber = str | float
+else:
+    # transformers.HfArgumentParser reads a union with str as its other member and would refuse the names.
+    NameOrNumber = str
 
 
 def _help(text: str) -> dict[str, str]:
@@ -40,7 +47,7 @@ class MethodArguments:
     eps_q: float = field(default=1e-6, metadata=_help("‖q‖ at or below which a step is plain retain descent."))
 
     # -- the amplification ----------------------------------------------------------------------
-    beta: str | float = field(default="tied", metadata=_help("Amplification β: tied (η/ρ), two_phase or a number."))
+    beta: NameOrNumber = field(default="tied", metadata=_help("Amplification β: tied (η/ρ), two_phase or a number."))
     beta_start: float = field(default=0.001, metadata=_help("two_phase: β at the first step."))
     beta_high: float = field(default=0.06, metadata=_help("two_phase: β at the end of the warm-up."))
     beta_low: float = field(default=0.012, metadata=_help("two_phase: β afterwards."))
@@ -50,7 +57,7 @@ class MethodArguments:
         metadata=_help("How βδ reaches the weights: direct, optimizer, matched; auto picks by optimizer."),
     )
     kappa: float = field(default=0.5, metadata=_help("matched: length of the pull over that of the optimizer's step."))
-    calibrate: str | float = field(
+    calibrate: NameOrNumber = field(
         default="off",
         metadata=_help("Fade the pull as L_f reaches the loss of unseen data: off, holdout, or a target loss."),
     )
@@ -87,8 +94,8 @@ class MethodArguments:
         for role in ("forget", "retain"):
             self.loss(role)
         for name in ("npo_beta", "simnpo_beta"):
-            if not getattr(self, name) > 0.0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be positive.")
+            if not (getattr(self, name) > 0.0 and isfinite(getattr(self, name))):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be positive and finite.")
         if self.reduction not in REDUCTIONS:
             raise unknown("reduction", self.reduction, REDUCTIONS)
         self._check_calibration()
@@ -97,8 +104,10 @@ class MethodArguments:
         # Flags and YAML 1.1 hand over numbers as text ("0.2", "1e-3").
         for name in ("beta", "calibrate"):
             value = getattr(self, name)
-            if isinstance(value, bool):  # YAML reads a bare off/on as a boolean
-                value = "off" if name == "calibrate" and not value else str(value).lower()
+            if name == "calibrate" and (value is False or value == "no"):  # YAML reads a bare off as a boolean
+                value = "off"
+            if isinstance(value, bool):
+                value = str(value).lower()
             if isinstance(value, str):
                 try:
                     value = float(value)
@@ -113,6 +122,8 @@ class MethodArguments:
             )
         if self.calibrate == "off":
             return
+        if not isinstance(self.calibrate, str) and not isfinite(self.calibrate):
+            raise ConfigError(f"calibrate={self.calibrate!r} is no target loss: give a finite number such as 2.5.")
         pull_scale(0.0, 0.0, self.calibrate_margin)
         if self.calibrate_every < 1:
             raise ConfigError(f"calibrate_every={self.calibrate_every!r} must be at least 1.")

@@ -20,7 +20,7 @@ MARKER = "incomplete"
 STATE_FILE = "rosu_state.json"
 REFERENCE_FILE = "rosu_reference.safetensors"
 
-_NAME = re.compile(r"checkpoint-(\d+)$")
+_NAME = re.compile(r"checkpoint-(\d+)")
 
 
 @contextlib.contextmanager
@@ -39,11 +39,17 @@ def last_complete(folder: Path) -> Path | None:
     """The newest whole checkpoint in a run's folder."""
     if not folder.is_dir():
         return None
-    found = [(int(m[1]), p) for p in folder.iterdir() if p.is_dir() and (m := _NAME.search(p.name))]
+    found = [(int(m[1]), p) for p in folder.iterdir() if p.is_dir() and (m := _NAME.fullmatch(p.name))]
     for _, path in sorted(found, reverse=True):
         if (path / "trainer_state.json").is_file() and not (path / MARKER).exists():
             return path
     return None
+
+
+def remove_all(folder: Path) -> None:
+    """Delete every checkpoint of a run, so that a new one in the same folder cannot be confused with it."""
+    for path in [p for p in folder.iterdir() if p.is_dir() and _NAME.fullmatch(p.name)] if folder.is_dir() else []:
+        shutil.rmtree(path)
 
 
 def resolve_resume(value: str | bool | None, output_dir: str) -> str | None:
@@ -61,6 +67,11 @@ def resolve_resume(value: str | bool | None, output_dir: str) -> str | None:
     path = Path(value)
     if not path.is_dir():
         raise ConfigError(f"resume_from_checkpoint={value!r} is not a folder.")
+    if not (path / "trainer_state.json").is_file() and not (path / MARKER).exists():
+        raise ConfigError(
+            f"resume_from_checkpoint={value!r} is no checkpoint (it has no trainer_state.json). "
+            "Give a folder named checkpoint-N, or true for the newest of output_dir."
+        )
     if (path / MARKER).exists():
         raise ConfigError(
             f"{value!r} was not written to the end (the run was killed while saving). "

@@ -11,9 +11,9 @@ import torch
 from ..data.pairing import ForgetRetainDataset
 from ..data.sources import load_samples
 from ..errors import ConfigError, DataError
-from .checkpoint import last_complete
+from .checkpoint import last_complete, remove_all
 from .config import ROSUConfig
-from .recipe import RunArguments
+from .recipe import RunArguments, one_line
 from .trainer import ROSUTrainer
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ def train(
     model: Any, tokenizer: Any, forget: Any, retain: Any, holdout: Any, arguments: RunArguments, config: ROSUConfig
 ) -> ROSUTrainer:
     """The second half of :func:`run`, for a model and data that are loaded already."""
+    if arguments.overwrite and not config.resume_from_checkpoint and config.should_save:
+        remove_all(Path(config.output_dir))
     pairs = ForgetRetainDataset(forget, retain, retain_per_forget=arguments.retain_per_forget, seed=config.seed)
     trainer = ROSUTrainer(
         model,
@@ -74,9 +76,12 @@ def _samples(source: str | None, tokenizer: Any, arguments: RunArguments) -> Any
 def _tokenizer(arguments: RunArguments) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise _not_loaded(arguments, "tokenizer", error) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -86,11 +91,21 @@ def _model(arguments: RunArguments) -> Any:
     from transformers import AutoModelForCausalLM
 
     extra = {"attn_implementation": arguments.attn_implementation} if arguments.attn_implementation else {}
-    return AutoModelForCausalLM.from_pretrained(
-        arguments.model_name_or_path,
-        torch_dtype=getattr(torch, arguments.dtype),
-        trust_remote_code=arguments.trust_remote_code,
-        **extra,
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            arguments.model_name_or_path,
+            torch_dtype=getattr(torch, arguments.dtype),
+            trust_remote_code=arguments.trust_remote_code,
+            **extra,
+        )
+    except (OSError, ValueError) as error:
+        raise _not_loaded(arguments, "model", error) from error
+
+
+def _not_loaded(arguments: RunArguments, what: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model_name_or_path={arguments.model_name_or_path!r}: the {what} could not be loaded as a folder or from the "
+        f"hub. {one_line(error)[:300]}"
     )
 
 

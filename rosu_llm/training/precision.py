@@ -25,16 +25,17 @@ def prepare_precision(model: nn.Module, *, upcast: bool, autocast: bool) -> int:
     """
     parameters = trainable(model.parameters())
     low = [p for p in parameters if p.dtype == torch.bfloat16]
-    if not low or not upcast:
-        return 0
-    extra = 2 * sum(p.numel() for p in low)
+    wide = upcast or len(low) < len(parameters)
     frozen_low = any(p.dtype == torch.bfloat16 for p in model.parameters() if not p.requires_grad)
     adapters = hasattr(model, "peft_config")  # peft casts activations to the adapter's type by itself
-    if frozen_low and not autocast and not adapters:
+    if frozen_low and wide and not autocast and not adapters:
         raise ConfigError(
             "Part of the model is frozen in bfloat16 and the trainable part must be float32 (bf16 would round the "
             "perturbation away); the two cannot be multiplied without autocast. Set bf16=True."
         )
+    if not low or not upcast:
+        return 0
+    extra = 2 * sum(p.numel() for p in low)
     for p in low:
         p.data = p.data.float()
     logger.warning(

@@ -7,14 +7,16 @@ flags are the same names with hyphens.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, RosuError, unknown
 from .config import ROSUConfig
 
 
@@ -47,6 +49,8 @@ class RunArguments:
             if not getattr(self, name):
                 flag = name.replace("_", "-")
                 raise ConfigError(f"{name} is missing: put it in the configuration file or pass --{flag} VALUE.")
+        if self.lora_r is not None and self.lora_r < 1:
+            raise ConfigError(f"lora_r={self.lora_r} is no rank: give at least 1, or leave it out to train everything.")
         if self.dtype not in ("float32", "bfloat16"):
             raise unknown("dtype", self.dtype, ("float32", "bfloat16"))
 
@@ -59,7 +63,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        raise ConfigError(f"{path} is not valid YAML: {one_line(error)}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -89,45 +93,138 @@ def read_flags(flags: Sequence[str]) -> dict[str, Any]:
 
 def build(values: Mapping[str, Any]) -> tuple[RunArguments, ROSUConfig]:
     """The two groups of arguments, each value checked against its field."""
-    fields = {f.name: f for cls in (RunArguments, ROSUConfig) for f in dataclasses.fields(cls) if f.init}
+    hints = {cls: get_type_hints(cls) for cls in (RunArguments, ROSUConfig)}
+    fields = {f.name: hints[cls][f.name] for cls in hints for f in dataclasses.fields(cls) if f.init}
     for key in values:
         if key not in fields:
             raise _unknown_key(key, fields)
-    typed = {key: _coerce(key, value, str(fields[key].type)) for key, value in values.items()}
+    typed = {key: coerce(key, value, fields[key]) for key, value in values.items()}
     names = {f.name for f in dataclasses.fields(RunArguments)}
     run = RunArguments(**{k: v for k, v in typed.items() if k in names})
-    config = ROSUConfig(**{k: v for k, v in typed.items() if k not in names})
+    try:
+        config = ROSUConfig(**{k: v for k, v in typed.items() if k not in names})
+    except RosuError:
+        raise
+    except (ValueError, TypeError, ImportError) as error:  # from TrainingArguments' own checks
+        raise ConfigError(one_line(error)) from error
     return run, config
+
+
+def one_line(error: object) -> str:
+    """A message without its line breaks."""
+    return " ".join(str(error).split())
 
 
 def _unknown_key(key: str, fields: Mapping[str, Any]) -> ConfigError:
     from difflib import get_close_matches
 
     near = get_close_matches(key, fields, n=3, cutoff=0.6)
-    hint = f" Did you mean {', '.join(near)}?" if near else " 'rosu train --help' lists the keys."
+    hint = f" Did you mean {', '.join(near)}?" if near else " 'rosu train --list-settings' lists the method's."
     return ConfigError(f"Unknown setting {key!r}.{hint}")
 
 
-def _coerce(key: str, value: Any, kind: str) -> Any:
-    """Text from flags (and YAML 1.1's reading of 1e-5 as text) to the field's type."""
-    if not isinstance(value, str):
-        return value
-    words = set(kind.replace("|", " ").replace("[", " ").replace("]", " ").replace(",", " ").split())
-    lowered = value.strip().lower()
-    if "bool" in words and lowered in ("true", "false", "yes", "no", "on", "off"):
-        return lowered in ("true", "yes", "on")
-    if lowered in ("none", "null") and ("None" in words or "Optional" in words):
+_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
+
+
+def coerce(key: str, value: Any, hint: Any) -> Any:
+    """A value from YAML or a flag as the type its field has, or one clear error.
+
+    Flags are text throughout; YAML 1.1 reads ``1e-5`` as text and a bare ``no`` or ``off`` as a boolean.
+    """
+    kinds = _kinds(hint)
+    word = str(value).strip().lower()
+    if key == "resume_from_checkpoint" and word in (*_TRUE, *_FALSE, "none", "null"):
+        return word in _TRUE or None
+    if word in ("none", "null") and type(None) in kinds and str not in kinds:
         return None
-    for name, convert in (("int", int), ("float", float)):
-        if name in words:
+    for enumeration in _enumerations(hint):
+        known = [str(member.value) for member in enumeration]
+        word = "no" if value is False else str(value)
+        if word not in known:
+            raise unknown(key, value, known)
+        return word
+    for kind in (type(None), bool, int, float, list, dict, str):
+        if kind in kinds:
+            done, result = _CONVERT[kind](value)
+            if done:
+                return result
+    names = " or ".join("nothing" if k is type(None) else k.__name__ for k in kinds)
+    raise ConfigError(f"{key}={value!r} cannot be read as {names}.")
+
+
+def _enumerations(hint: Any) -> list[type[Enum]]:
+    """The enumerations a hint names outright (not inside a list)."""
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for part in get_args(hint) for kind in _enumerations(part)]
+    return [hint] if isinstance(hint, type) and issubclass(hint, Enum) else []
+
+
+def _kinds(hint: Any) -> list[type]:
+    """The plain types a hint admits; an enumeration is written as text."""
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for part in get_args(hint) for kind in _kinds(part)]
+    kind = get_origin(hint) or hint
+    if not isinstance(kind, type):
+        return [str]
+    if issubclass(kind, Enum):
+        return [str]
+    return [kind if kind in _CONVERT else str]
+
+
+def _to_none(value: Any) -> tuple[bool, Any]:
+    return value is None, None
+
+
+def _to_bool(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, str) and value.strip().lower() in (*_TRUE, *_FALSE):
+        return True, value.strip().lower() in _TRUE
+    return isinstance(value, bool), value
+
+
+def _to_int(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, str):
+        try:
+            return True, int(value)
+        except ValueError:
+            return False, None
+    return isinstance(value, int) and not isinstance(value, bool), value
+
+
+def _to_float(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, str):
+        try:
+            return True, float(value)
+        except ValueError:
+            return False, None
+    return isinstance(value, (int, float)) and not isinstance(value, bool), value
+
+
+def _to_container(kind: type) -> Callable[[Any], tuple[bool, Any]]:
+    def convert(value: Any) -> tuple[bool, Any]:
+        if isinstance(value, str) and value[:1] in ("[", "{"):
             try:
-                return convert(value)
-            except ValueError:
-                continue
-    if lowered == "true" and key == "resume_from_checkpoint":
-        return True
-    if value[:1] in "[{" and ("list" in words or "dict" in words):
-        return yaml.safe_load(value)
-    if "str" in words or "Any" in words or not words & {"int", "float", "bool"}:
-        return value
-    raise ConfigError(f"{key}={value!r} cannot be read as {kind}.")
+                value = yaml.safe_load(value)
+            except yaml.YAMLError:
+                return False, None
+        return isinstance(value, kind), value
+
+    return convert
+
+
+def _to_str(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, bool):
+        return True, "yes" if value else "no"
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        return False, None
+    return isinstance(value, (str, int, float)), str(value)
+
+
+_CONVERT: dict[type, Callable[[Any], tuple[bool, Any]]] = {
+    type(None): _to_none,
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    list: _to_container(list),
+    dict: _to_container(dict),
+    str: _to_str,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from .config import ROSUConfig
@@ -21,14 +22,24 @@ REPLACED: dict[str, Any] = {
     "save_strategy": "no",
     "logging_steps": 1,
     "gradient_checkpointing": False,
+    "eval_strategy": "no",
+    "load_best_model_at_end": False,
+    "resume_from_checkpoint": None,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
+    "push_to_hub": False,
 }
 
 
 def run_smoke(values: dict[str, Any]) -> ROSUTrainer:
-    """Train two steps with the recipe's method on the demo's world."""
+    """Train two steps with the recipe's method on the demo's world.
+
+    The toy model goes to a folder ``smoke`` inside ``output_dir``, where it can overwrite nothing real.
+    """
     arguments: RunArguments
     config: ROSUConfig
     arguments, config = build({**values, **REPLACED})
+    config.output_dir = str(Path(config.output_dir) / "smoke")
     from ..demo.run import SMOKE
     from ..demo.world import build_world, small_llama
 

@@ -166,6 +166,7 @@ def test_smoke_runs_a_recipe_on_a_toy_and_the_result_loads(tmp_path: Path) -> No
     )
     out = tmp_path / "out"
     assert main(["train", "--smoke", "--config", str(tmp_path / "recipe.yaml"), "--output-dir", str(out)]) == 0
+    out = out / "smoke"
     model = AutoModelForCausalLM.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert model.config.vocab_size == len(tokenizer)
@@ -190,7 +191,7 @@ def test_smoke_runs_any_method(settings: dict[str, Any], tmp_path: Path) -> None
     flags = ["--config", str(tmp_path / "recipe.yaml"), "--output-dir", str(tmp_path / "out")]
     assert main(["train", "--smoke", *flags]) == 0
     name = "adapter_model.safetensors" if "lora_r" in settings else "model.safetensors"
-    assert (tmp_path / "out" / name).is_file()
+    assert (tmp_path / "out" / "smoke" / name).is_file()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ def test_smoke_disarms_what_depends_on_what_it_replaces(settings: dict[str, Any]
 def test_shipped_recipes_smoke(path: Path, tmp_path: Path) -> None:
     assert read_config(path)
     assert main(["train", "--smoke", "--config", str(path), "--output-dir", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "README.md").is_file()
+    assert (tmp_path / "out" / "smoke" / "README.md").is_file()
 
 
 # -- whole runs on local files ------------------------------------------------------------------------------
