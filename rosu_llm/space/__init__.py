@@ -1,7 +1,19 @@
 """Where gradients and weights live: capture, inner products, exact perturb and restore."""
 
+from .fsdp2 import FSDP2Space
 from .local import LocalSpace, trainable
 from .protocol import ParameterSpace, Realized
 from .tensors import TensorSpace
+from .zero import Zero3Space, Zero12Space, zero_space
 
-__all__ = ["LocalSpace", "ParameterSpace", "Realized", "TensorSpace", "trainable"]
+__all__ = [
+    "FSDP2Space",
+    "LocalSpace",
+    "ParameterSpace",
+    "Realized",
+    "TensorSpace",
+    "Zero3Space",
+    "Zero12Space",
+    "trainable",
+    "zero_space",
+]

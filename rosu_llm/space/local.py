@@ -65,6 +65,15 @@ class LocalSpace(TensorSpace):
         scaled: Tensor = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()
 
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        if self._scaler is None:
+            optimizer.step()
+            return True
+        before = self._scaler.get_scale()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        return bool(self._scaler.get_scale() >= before)
+
     def _scale(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 

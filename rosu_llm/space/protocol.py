@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ..geometry import Gram, Vector
@@ -44,6 +45,9 @@ class ParameterSpace(Protocol):
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of ``loss``."""
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Let the optimizer step on the gradient written; False if it was skipped."""
 
     def capture(self, name: str) -> None:
         """Store the accumulated gradient under ``name`` and clear ``.grad``."""

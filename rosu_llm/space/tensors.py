@@ -50,6 +50,10 @@ class TensorSpace:
         """Accumulate the gradient of ``loss``."""
         raise NotImplementedError
 
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Let the optimizer step on the gradient written; False if it was skipped."""
+        raise NotImplementedError
+
     def _truth(self) -> list[Tensor]:
         """The weights the optimizer updates, as this process owns them."""
         raise NotImplementedError

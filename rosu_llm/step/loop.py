@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import PerturbedWeightsError
 from ..geometry import BetaSchedule, Inner, RhoSchedule, Stabilizer, Vector, build_rule
-from ..space import LocalSpace
+from ..space import LocalSpace, ParameterSpace, TensorSpace
 from .amplify import resolve
 from .engine import Closure, StepEngine
 from .report import metrics, pull_metrics
@@ -34,6 +34,9 @@ class UnlearningStep:
         amplify: ``auto``, ``direct``, ``optimizer`` or ``matched``.
         kappa: length of the matched pull in units of the optimizer's step.
         total_steps: length of the run, for schedules.
+        space: where the parameters live; a :class:`~rosu_llm.space.LocalSpace` over the optimizer's unless given
+            (:class:`~rosu_llm.space.FSDP2Space`, :func:`~rosu_llm.space.zero_space`).
+        mean_over_ranks: averages a small tensor over processes; needed when there are several.
         options: further options of the method: ``jacobian``, ``tau``, ``tau_mode``, ``eps_q``, …
     """
 
@@ -49,6 +52,8 @@ class UnlearningStep:
         amplify: str = "auto",
         kappa: float = 0.5,
         total_steps: int = 0,
+        space: TensorSpace | None = None,
+        mean_over_ranks: Callable[[Tensor], Tensor] | None = None,
         **options: Any,
     ) -> None:
         self.optimizer = optimizer
@@ -60,8 +65,14 @@ class UnlearningStep:
         rule = build_rule(method, **options)
         self._stabilizer: Stabilizer | None = getattr(rule, "stabilizer", None)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.space = LocalSpace(parameters)
-        self.engine = StepEngine(rule, self.space, module=model, devices={p.device for p in self.space.parameters})
+        self.space = LocalSpace(parameters) if space is None else space
+        self.engine = StepEngine(
+            rule,
+            self.space,
+            module=model,
+            devices={p.device for p in model.parameters()},
+            mean_over_ranks=mean_over_ranks,
+        )
         guard_optimizer(optimizer, self.space)
 
     def __call__(self, forget: Closure | Sequence[Closure], retain: Closure | Sequence[Closure]) -> dict[str, float]:
@@ -75,10 +86,11 @@ class UnlearningStep:
 
         window = {"forget": _closures(forget), "retain": _closures(retain)}
         outcome = self.engine.run(window, rho=rho, amplification=amplification, seed=self._count)
-        self.optimizer.step()
+        applied = self.space.step(self.optimizer)
         values = metrics(outcome, self._stabilizer)
         inner = outcome.inner
-        if inner is not None and not inner.fallback and self.engine.rule.pulls and self._amplifier.mode != "optimizer":
+        pulls = self.engine.rule.pulls and self._amplifier.mode != "optimizer" and applied
+        if pulls and inner is not None and not inner.fallback:
             values.update(pull_metrics(self._amplifier.after_step(self.space, inner, beta, scale=1.0)))
         self.optimizer.zero_grad(set_to_none=True)
         self._count += 1
@@ -89,7 +101,7 @@ def _closures(given: Closure | Sequence[Closure]) -> Sequence[Callable[[], Tenso
     return [given] if callable(given) else given
 
 
-def guard_optimizer(optimizer: torch.optim.Optimizer, space: LocalSpace) -> Any:
+def guard_optimizer(optimizer: torch.optim.Optimizer, space: ParameterSpace) -> Any:
     """Refuse to step while the weights are perturbed; returns the hook's handle."""
 
     def refuse(*_: Any) -> None:

@@ -190,12 +190,12 @@ def test_with_an_adapter_the_reference_is_the_base_model_and_costs_nothing() -> 
 def test_asking_the_reference_leaves_adapter_and_mode_on(training: bool) -> None:
     _, model = adapted()
     batch = naive.padded(BATCH, 14)
+    reference = ReferenceModel(model)
     step(model, batch)
     model.eval()
     with torch.no_grad():
         before = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     model.train(training)
-    reference = ReferenceModel(model)
     reference(batch)
     assert model.training is training
     with pytest.raises(ValueError, match="input_ids"):
@@ -206,6 +206,19 @@ def test_asking_the_reference_leaves_adapter_and_mode_on(training: bool) -> None
         after = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     assert torch.equal(before, after)
     assert all(p.requires_grad for n, p in model.named_parameters() if "lora_" in n)
+
+
+def test_an_adapter_that_has_learned_already_is_part_of_the_initial_model() -> None:
+    """Switching it off would give another model than the one that training starts from: a copy is kept."""
+    _, model = adapted()
+    batch = naive.padded(BATCH, 14)
+    step(model, batch)
+    reference = ReferenceModel(model)
+    assert reference.extra_bytes > 0
+    with torch.no_grad():
+        initial = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    step(model, batch)
+    assert torch.equal(reference(batch), initial)
 
 
 def test_kl_through_an_adapter_is_kl_to_the_base_model() -> None:
