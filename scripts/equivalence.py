@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 LAYOUTS = ("local", "ddp", "fsdp2", "zero1", "zero2", "zero3")
-OPTIMIZERS = {"sgd": 5e-2, "adamw": 1e-3}
+OPTIMIZERS = {"sgd": 0.2, "adamw": 1e-3}
 AMPLIFY = ("direct", "optimizer", "matched")
 LIMIT = {"sgd": 1e-6, "adamw": 1e-4}
 WINDOW, STEPS, VOCABULARY, RHO = 24, 5, 61, 0.2
@@ -211,9 +211,7 @@ def run_case(layout: str, optimizer: str, amplify: str, accumulation: int, steps
             mine = samples[rank::world]
             per_rank = sum(int(COUNT["token"](collate([s]))) for s in samples) / world
             batches = [collate(mine[i * size : (i + 1) * size]) for i in range(accumulation)]
-            closures[name] = [
-                lambda b=b, n=per_rank: nll(spread.module, b, LossContext()) / n for b in batches
-            ]
+            closures[name] = [lambda b=b, n=per_rank: nll(spread.module, b, LossContext()) / n for b in batches]
         logs = step(closures["forget"], closures["retain"])
     size = sum(getattr(p, "ds_numel", p.numel()) for p in spread.model.parameters()) * 4
     measured = {

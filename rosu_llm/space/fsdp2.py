@@ -55,13 +55,15 @@ class FSDP2Space(TensorSpace):
         whole = [tuple(p.shape) for p in self.parameters if not is_dtensor(p)]
         if whole:
             raise UnsupportedLayoutError(
-                f"{len(whole)} of {len(self.parameters)} trainable parameters are not sharded (first shape {whole[0]}): "
-                "apply fully_shard to the root module too, so that every parameter is a DTensor."
+                f"{len(whole)} of {len(self.parameters)} trainable parameters are not sharded (first shape "
+                f"{whole[0]}): apply fully_shard to the root module too, so that every parameter is a DTensor."
             )
         self._root: Any = model
         self._accumulate_unsharded = accumulate_unsharded
         self._group = _shard_group(self.parameters[0])
-        self._sharded = [m for m in model.modules() if hasattr(m, "set_requires_gradient_sync") and hasattr(m, "reshard")]
+        self._sharded = [
+            m for m in model.modules() if hasattr(m, "set_requires_gradient_sync") and hasattr(m, "reshard")
+        ]
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:

@@ -109,9 +109,7 @@ class Zero12Space(ZeroSpace):
             for i, sizes in zip(self._groups, self._sizes, strict=True):
                 like = self._optimizer.single_partition_of_fp32_groups[i]
                 kind = getattr(self._optimizer, "gradient_accumulation_dtype", like.dtype)
-                self._optimizer.averaged_gradients[i] = [
-                    torch.zeros(n, dtype=kind, device=like.device) for n in sizes
-                ]
+                self._optimizer.averaged_gradients[i] = [torch.zeros(n, dtype=kind, device=like.device) for n in sizes]
         return self._gradients()
 
     def _published(self) -> None:
@@ -194,9 +192,9 @@ class Zero3Space(ZeroSpace):
 
 def _real_length(parameter: Any) -> int:
     """Elements of this process's slice that belong to the parameter; the rest is padding."""
-    size = parameter.ds_tensor.numel()
+    size = int(parameter.ds_tensor.numel())
     rank = dist.get_rank(group=parameter.ds_process_group)
-    return max(0, min(size, parameter.ds_numel - rank * size))
+    return max(0, min(size, int(parameter.ds_numel) - rank * size))
 
 
 def zero_space(engine: Any) -> ZeroSpace:
@@ -217,8 +215,8 @@ def refuse_offload(config: Any) -> None:
         device = (zero.get(key) or {}).get("device", "none")
         if device not in ("none", None):
             raise UnsupportedLayoutError(
-                f"zero_optimization.{key}.device={device!r} is not supported: weights or optimizer state would live where "
-                "the step cannot perturb them. Remove it, or train an adapter (lora_r) to fit."
+                f"zero_optimization.{key}.device={device!r} is not supported: weights or optimizer state would live "
+                "where the step cannot perturb them. Remove it, or train an adapter (lora_r) to fit."
             )
     if int(zero.get("zero_hpz_partition_size", 1) or 1) > 1 or int(zero.get("mics_shard_size", -1) or -1) > 0:
         raise UnsupportedLayoutError("ZeRO++ secondary partitions (hpZ) and MiCS are not supported: use plain stage 3.")

@@ -52,21 +52,26 @@ def preflight(model: nn.Module, rule: Rule, optimizer: torch.optim.Optimizer, re
     """Estimate from the model and optimizer at hand."""
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
-    size = sum(p.numel() * p.element_size() for p in trained)
+    size = sum(_count(p) * p.element_size() for p in trained)
     kept = len(rule.passes) if rule.perturbs else len(rule.passes) - 1
     adaptive = _STATES.get(type(optimizer).__name__, 2)
     if type(optimizer).__name__ == "SGD" and any(g.get("momentum") for g in optimizer.param_groups):
         adaptive = 1
     return Preflight(
         passes=len(rule.passes) + int(rule.perturbs),
-        trainable=sum(p.numel() for p in trained),
-        total=sum(p.numel() for p in parameters),
-        weights=sum(p.numel() * p.element_size() for p in parameters),
+        trainable=sum(_count(p) for p in trained),
+        total=sum(_count(p) for p in parameters),
+        weights=sum(_count(p) * p.element_size() for p in parameters),
         gradients=size,
         optimizer=adaptive * size,
         buffers=(kept + int(rule.perturbs)) * size,
         reference=reference_bytes,
     )
+
+
+def _count(parameter: nn.Parameter) -> int:
+    """Elements of a parameter, also while ZeRO-3 holds it in slices."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _gib(size: int) -> str:

@@ -26,7 +26,6 @@ from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..geometry import Inner, Vector
 from ..losses import COUNT, LossContext, ReferenceLogProbs, ReferenceModel
-from ..space import LocalSpace
 from ..step import Amplifier, Outcome, StepEngine, guard_optimizer, metrics, pull_metrics, resolve
 from ..step.amplify import NEGLIGIBLE
 from .arguments import MethodArguments
@@ -42,14 +41,13 @@ from .checkpoint import (
     write_atomically,
 )
 from .config import ROSUConfig
+from .layout import build_space, check_layout
 from .model_card import model_card
 from .precision import prepare_precision
 from .preflight import Preflight, preflight
 from .window import PARTS, WindowLoss, check_batch
 
 logger = logging.getLogger(__name__)
-
-_MIXED_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _EpochPairing(TrainerCallback):
@@ -101,14 +99,16 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         if model is not None:
             if peft_config is not None:
                 model = _adapt(model, peft_config)
-            prepare_precision(model, upcast=settings.upcast, autocast=bool(getattr(args, "bf16", False)))
+            # DeepSpeed keeps a float32 master of bf16 weights itself.
+            upcast = settings.upcast and not getattr(args, "deepspeed", None)
+            prepare_precision(model, upcast=upcast, autocast=bool(getattr(args, "bf16", False)))
         _rename_tokenizer(super().__init__, kwargs)
         tokenizer = kwargs.get("processing_class", kwargs.get("tokenizer"))
         dataset = kwargs.get("train_dataset")
         if kwargs.get("data_collator") is None and isinstance(dataset, ForgetRetainDataset):
             kwargs["data_collator"] = ForgetRetainCollator(getattr(tokenizer, "pad_token_id", None) or 0)
         super().__init__(model, args, *rest, **kwargs)
-        self._check_layout()
+        self.layout = check_layout(self.accelerator, self.model, self.args.n_gpu)
         if hasattr(dataset, "set_epoch"):
             self.add_callback(_EpochPairing(dataset))
 
@@ -141,24 +141,16 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             if len(holdout) == 0:
                 raise DataError("holdout_dataset is empty: calibrate='holdout' has nothing to measure.")
 
-    def _check_layout(self) -> None:
-        if self.args.n_gpu > 1:
-            raise UnsupportedLayoutError(
-                f"{self.args.n_gpu} GPUs in one process would be driven by torch.nn.DataParallel, which is not "
-                "supported. Launch one process per GPU (accelerate launch, torchrun) or set CUDA_VISIBLE_DEVICES=0."
-            )
-        for name in ("is_deepspeed_enabled", "is_fsdp_enabled"):
-            if getattr(self, name, False):
-                raise UnsupportedLayoutError(
-                    f"{name[3:-8]} shards the parameters, which this version does not support yet: "
-                    "use one device or DDP."
-                )
-
     # -- references and calibration -------------------------------------------------------------
 
     def _build_reference_model(self) -> ReferenceModel | None:
         if self.method_args.loss("retain").reference != "logits":
             return None
+        if self.layout in ("fsdp2", "zero") and not hasattr(self.model, "disable_adapter"):
+            raise UnsupportedLayoutError(
+                f"retain_loss={self.method_args.retain_loss!r} would keep a whole second model on every process, which "
+                "sharding is meant to avoid: train an adapter (lora_r), or use retain_loss='nll'."
+            )
         reference = ReferenceModel(self.model)
         if reference.extra_bytes:
             logger.warning(
@@ -188,7 +180,9 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             items = [dataset[i] for i in range(start, min(start + size, len(dataset)))]
             yield self._prepare_inputs(self.data_collator(items))
 
-    def _prepare_references(self, checkpoint: str | None) -> None:
+    def _load_references(self, checkpoint: str | None) -> None:
+        """Reference log-probabilities: from the checkpoint, or later from the initial model."""
+        self._reference_logprobs = ReferenceLogProbs()
         if self.method_args.loss("forget").reference != "logprobs":
             return
         if checkpoint is not None:
@@ -199,15 +193,17 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
                     f"forget_loss={self.method_args.forget_loss!r}, and the initial model's values cannot be recovered."
                 )
             self._reference_logprobs = ReferenceLogProbs.load(path)
-            return
-        if not hasattr(self.train_dataset, "__getitem__") or not hasattr(self.train_dataset, "__len__"):
+        elif not hasattr(self.train_dataset, "__getitem__") or not hasattr(self.train_dataset, "__len__"):
             raise DataError(
                 f"forget_loss={self.method_args.forget_loss!r} computes reference values up front and needs a data set "
                 "with a length; use nll or simnpo for streamed data."
             )
-        self._reference_logprobs = ReferenceLogProbs()
-        with self.compute_loss_context_manager():
-            self._reference_logprobs.compute(self.model, (b["forget"] for b in self._batches(self.train_dataset)))
+
+    def _compute_references(self, model: nn.Module) -> None:
+        """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""
+        if self.method_args.loss("forget").reference == "logprobs" and not self._reference_logprobs.values:
+            with self.compute_loss_context_manager():
+                self._reference_logprobs.compute(model, (b["forget"] for b in self._batches(self.train_dataset)))
 
     # -- training -------------------------------------------------------------------------------
 
@@ -217,7 +213,7 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         self._stash.clear()
         self._pending = None
         self._engine = None
-        self._prepare_references(checkpoint)
+        self._load_references(checkpoint)
         if checkpoint is not None and self._calibrator is not None:
             state = Path(checkpoint) / STATE_FILE
             if state.is_file():
@@ -250,6 +246,7 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
         engine = self._engine or self._build_engine(model)
+        self._compute_references(model)
         settings, step, total = self.method_args, self.state.global_step, self.state.max_steps
         learning_rate = float(self._raw_optimizer().param_groups[0]["lr"])
         rho = settings.rho_at(step, total)
@@ -265,8 +262,9 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             assert self._amplifier is not None
             return scale * self._amplifier.in_gradient(inner, beta, learning_rate)
 
+        count = self._longest_window(len(batches))
         window = {
-            part: self._window_loss(part).closures(model, [b[part] for b in batches], part)
+            part: self._window_loss(part).closures(model, [b[part] for b in batches], part, count)
             for part in engine.rule.passes
         }
         outcome = engine.run(window, rho=rho, amplification=amplification, seed=step)
@@ -277,6 +275,8 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             self._pending = (outcome, beta, scale)
         else:
             self._pending = None
+        if self.layout == "zero" and engine.space.step(self._raw_optimizer()):
+            self._after_optimizer_step()
         return outcome
 
     def _forget_nll(self, model: nn.Module, losses: Mapping[str, float], batches: Sequence[Mapping[str, Any]]) -> float:
@@ -298,33 +298,31 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         )
 
     def _raw_optimizer(self) -> torch.optim.Optimizer:
-        optimizer = self.optimizer
-        while not isinstance(optimizer, torch.optim.Optimizer) or type(optimizer).__name__ == "AcceleratedOptimizer":
+        # accelerate's and DeepSpeed's wrappers keep what they wrap under this name, and claim to be optimizers too.
+        optimizer: Any = self.optimizer
+        while hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer
-        return optimizer
+        result: torch.optim.Optimizer = optimizer
+        return result
 
     def _build_engine(self, model: nn.Module) -> StepEngine:
         settings, optimizer = self.method_args, self._raw_optimizer()
         rule = settings.rule()
         self._amplifier = resolve(settings.amplify, settings.beta, settings.kappa, optimizer)
-        scaler = self.accelerator.scaler
-        space = LocalSpace(
-            [p for group in optimizer.param_groups for p in group["params"]],
-            no_sync=lambda: self.accelerator.no_sync(model),
-            scaler=scaler,
-            compute_dtype=_MIXED_PRECISION.get(self.accelerator.mixed_precision),
-        )
+        space = build_space(self.accelerator, model, optimizer)
         self._engine = StepEngine(
             rule,
             space,
             module=model,
-            devices={p.device for p in space.parameters},
+            devices={self.args.device},
             mean_over_ranks=self._mean_over_ranks,
-            loss_scaling=scaler is not None,
+            loss_scaling=self.accelerator.mixed_precision == "fp16",
         )
         for hook in self._hooks:
             hook.remove()
-        self._hooks = [guard_optimizer(optimizer, space), optimizer.register_step_post_hook(self._after_optimizer_step)]
+        self._hooks = [guard_optimizer(optimizer, space)]
+        if self.layout != "zero":  # there the engine steps, group by group, and the pull follows the whole step
+            self._hooks.append(optimizer.register_step_post_hook(self._after_optimizer_step))
         extra = self._reference_model.extra_bytes if self._reference_model is not None else 0
         self.preflight = preflight(self.model, rule, optimizer, extra)
         if rule.pulls:
@@ -443,6 +441,13 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         rule = self.method_args.rule()
         times = {"forget": 1, "retain": 1 + int(rule.perturbs)}
         return sum(times[part] * int(super(ROSUMixin, self).floating_point_ops(inputs[part])) for part in rule.passes)
+
+    def _longest_window(self, length: int) -> int:
+        """Micro-batches of the longest window over all ranks: every rank must join every collective."""
+        if self.accelerator.num_processes == 1:
+            return length
+        lengths = self.accelerator.gather(torch.tensor([length], device=self.accelerator.device))
+        return int(lengths.max())
 
     def _mean_over_ranks(self, values: Tensor) -> Tensor:
         if self.accelerator.num_processes == 1:

@@ -57,10 +57,16 @@ class WindowLoss:
     forward_context: Callable[[], AbstractContextManager[Any]]
     mean_over_ranks: Callable[[Tensor], Tensor]
 
-    def closures(self, model: nn.Module, batches: Sequence[Mapping[str, Any]], part: str) -> list[Closure]:
-        """One closure per micro-batch. Their sum, averaged over ranks, is the window's loss."""
-        count = COUNT[self.spec.unit]
-        counts = [float(count(batch)) for batch in batches]
+    def closures(
+        self, model: nn.Module, batches: Sequence[Mapping[str, Any]], part: str, count: int | None = None
+    ) -> list[Closure]:
+        """One closure per micro-batch. Their sum, averaged over ranks, is the window's loss.
+
+        ``count`` is the length of the longest window over ranks: a shorter one repeats its last micro-batch with
+        weight zero, so that all ranks take part in the same collectives.
+        """
+        units = COUNT[self.spec.unit]
+        counts = [float(units(batch)) for batch in batches]
         mean = float(self.mean_over_ranks(torch.tensor([sum(counts)], dtype=torch.float64))[0])
         if mean == 0.0:
             raise DataError(
@@ -71,7 +77,9 @@ class WindowLoss:
             weights = [1.0 / mean] * len(batches)
         else:
             weights = [1.0 / (max(n, 1.0) * len(batches)) for n in counts]
-        return [self._closure(model, batch, weight) for batch, weight in zip(batches, weights, strict=True)]
+        missing = max(0, (count or 0) - len(batches))
+        padded = [*batches, *([batches[-1]] * missing)]
+        return [self._closure(model, b, w) for b, w in zip(padded, [*weights, *([0.0] * missing)], strict=True)]
 
     def _closure(self, model: nn.Module, batch: Mapping[str, Any], weight: float) -> Closure:
         def share() -> Tensor:
