@@ -18,11 +18,21 @@ def main(argv: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file with 'key: value' lines")
+    parser.add_argument(
+        "--accelerate-config",
+        metavar="NAME",
+        help="launch on several devices: ddp, fsdp2, zero1, zero2, zero3, or an accelerate configuration file",
+    )
+    parser.add_argument("--num-processes", type=int, metavar="N", help="number of devices for --accelerate-config")
     parser.add_argument("--smoke", action="store_true", help="two steps on a toy model and toy data, to check the rest")
     parser.add_argument(
         "--list-settings", action="store_true", help="print the method's and the run's settings and stop"
     )
     options, rest = parser.parse_known_args(argv)
+    if options.accelerate_config or options.num_processes:
+        from .launcher import launch
+
+        return launch(options.accelerate_config, options.num_processes, argv)
     if options.list_settings:
         _list_settings()
         return 0

@@ -327,7 +327,8 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         self.preflight = preflight(self.model, rule, optimizer, extra)
         if rule.pulls:
             self._announce_amplification(optimizer)
-        logger.info("%s: %s", settings.method, self.preflight.line())
+        where = (settings.method, self.layout, self.accelerator.num_processes)
+        logger.info("method %s, layout %s, %d processes: %s", *where, self.preflight.line())
         return self._engine
 
     def _announce_amplification(self, optimizer: torch.optim.Optimizer) -> None:

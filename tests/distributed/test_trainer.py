@@ -109,14 +109,6 @@ def test_lora_and_gradient_checkpointing(layout: str, tmp_path: Path) -> None:
     assert float((alone - spread).norm() / alone.norm()) < 1e-3
 
 
-def test_bf16_zero_with_a_float32_master_reports_what_arrives(tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed")
-    _, record = train("zero2", tmp_path, bf16=True, rho=2.0, max_steps=2)
-    for entry in record["logs"]:
-        assert 0.5 < entry["perturb/realized"] < 1.5
-        assert entry["perturb/distortion"] > 1e-3
-
-
 def test_calibration_and_uneven_data_agree_on_every_collective(tmp_path: Path) -> None:
     """37 samples do not divide by 2 ranks × 2 × 2; an epoch's last window is shorter."""
     _, record = train("ddp", tmp_path, uneven=True, max_steps=7, calibrate="holdout")
