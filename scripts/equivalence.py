@@ -156,7 +156,7 @@ def sabotage(kind: str | None) -> Iterator[None]:
         def leaky(self: Any, delta: Any, *, precise: bool = False, seed: int = 0) -> Iterator[Any]:
             truth = self._truth()
             self._backup = [w.clone() for w in truth]
-            realized = self._displace(delta, precise, seed)
+            realized = self._displace(delta, precise, seed, [])
             self._published()
             yield realized
             for true, seen in zip(truth, self._visible(), strict=True):

@@ -56,7 +56,22 @@ class LocalSpace(TensorSpace):
         super().__init__(compute_dtype)
         self.parameters = trainable(parameters)
         self._no_sync = no_sync or contextlib.nullcontext
+        self._replicated = no_sync is not None
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+
+    def capture(self, name: str) -> None:
+        if self._replicated or self._scaler is not None or any(p.grad is None for p in self.parameters):
+            super().capture(name)  # replicas' gradients may be views of communication buckets
+            return
+        # A gradient that nobody else holds need not be copied: it is taken as it is.
+        self._captured[name] = [p.grad for p in self.parameters if p.grad is not None]
+        self._touch(self._captured[name])
+        self._clear()
+
+    def begin(self) -> None:
+        if not self._replicated:
+            self._captured.clear()
+        super().begin()
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         return contextlib.nullcontext() if last else self._no_sync()
@@ -92,5 +107,5 @@ class LocalSpace(TensorSpace):
             if not touched:  # used by no pass: leave it to the optimizer as any unused parameter
                 p.grad = None
             elif p.grad is None:
-                p.grad = torch.empty_like(p)
+                p.grad = torch.zeros_like(p)
         return [p.grad for p in self.parameters]

@@ -140,6 +140,11 @@ class TensorSpace:
     # -- scalars --------------------------------------------------------------------------------
 
     def gram(self, names: Sequence[str], known: Gram | None = None) -> Gram:
+        """Inner products of the named gradients, over all shards; pairs in ``known`` are not computed again.
+
+        The first ones are float64 throughout, since q is a difference. Those added later only enter
+        coefficients, where seven digits do and :meth:`measure` steps in if they cancel.
+        """
         products = dict(known.products) if known is not None else {}
         pairs = [
             (a, b)
@@ -151,7 +156,7 @@ class TensorSpace:
         sums = Sums(len(pairs))
         for group in self._grouped(needed):
             for pieces in blocks(*group):
-                work = work_dtype(pieces[0].device, precise=False)
+                work = work_dtype(pieces[0], precise=known is None and pieces[0].device.type == "cpu")
                 wide = {name: piece.to(work) for name, piece in zip(needed, pieces, strict=True)}
                 sums.add(*(inner(wide[a], wide[b]) for a, b in pairs))
         values = self._sum(sums.total()).tolist() if pairs else []
@@ -165,7 +170,7 @@ class TensorSpace:
         sums = Sums(1)
         for group in self._grouped(names):
             for pieces in blocks(*group):
-                work = work_dtype(pieces[0].device, precise=True)
+                work = work_dtype(pieces[0], precise=True)
                 a = combine(left, pieces, work)
                 sums.add(inner(a, a if left == right else combine(right, pieces, work)))
         return float(self._sum(sums.total())[0])
@@ -176,7 +181,7 @@ class TensorSpace:
         sums = Sums(1)
         for w, old in zip(self._truth(), self._backup, strict=True):
             for now, before in blocks(w, old):
-                work = work_dtype(now.device, precise=False)
+                work = work_dtype(now, precise=False)
                 change = now.to(work) - before.to(work)
                 sums.add(inner(change, change))
         return sqrt(float(self._sum(sums.total())[0]))
@@ -194,52 +199,61 @@ class TensorSpace:
         truth = self._truth()
         if self._backup is None:
             self._backup = [torch.empty_like(w) for w in truth]
-        with torch.no_grad():
-            for w, old in zip(truth, self._backup, strict=True):
-                old.copy_(w)
         self._perturbed = True
+        done: list[int] = []
         try:
-            realized = self._displace(delta, precise, seed)
+            realized = self._displace(delta, precise, seed, done)
             self._published()
             yield realized
         finally:
             with torch.no_grad():
-                for w, old in zip(self._visible(), self._backup, strict=True):
-                    w.copy_(old)
+                seen = self._visible()
+                torch._foreach_copy_([seen[i] for i in done], [self._backup[i] for i in done])
             self._perturbed = False
             self._published()
 
     @torch.no_grad()
-    def _displace(self, delta: Vector, precise: bool, seed: int) -> Realized:
+    def _displace(self, delta: Vector, precise: bool, seed: int, done: list[int]) -> Realized:
+        """Back up and move the weights, tensor by tensor; ``done`` lists those with a backup."""
         names = sorted(delta)
         coefficients = [delta[n] for n in names]
         reference = "r" if "r" in self._captured else names[0]
         assert self._backup is not None
         generators: dict[torch.device, torch.Generator] = {}
-        sums = Sums(4)
-        for w, old, group, ref in zip(
-            self._visible(), self._backup, self._grouped(names), self._captured[reference], strict=True
-        ):
+        sums, missed = Sums(3), Sums(1)
+        columns = zip(
+            self._truth(),
+            self._visible(),
+            self._backup,
+            self._captured[reference],
+            self._grouped(names),
+            strict=True,
+        )
+        for i, (true, w, old, ref, group) in enumerate(columns):
+            old.copy_(true)
+            done.append(i)
             seen = self._compute_dtype or w.dtype
             for now, before, r, *parts in blocks(w, old, ref, *group):
-                work = work_dtype(now.device, precise)
+                work = work_dtype(before, precise)
                 step = combine(coefficients, parts, work)
-                target = step + before.to(work)
                 if before.dtype == torch.bfloat16:  # with a float32 master, rounding to nearest does
                     if now.device not in generators:
                         generators[now.device] = torch.Generator(now.device).manual_seed(seed)
-                    now.copy_(stochastic_round(target, now.dtype, generators[now.device]))
+                    now.copy_(stochastic_round(step + before.to(work), now.dtype, generators[now.device]))
+                elif now.dtype == before.dtype == work:
+                    now.add_(step)
                 else:
-                    now.copy_(target)
+                    now.copy_(step + before.to(work))
                 got = now.to(seen).to(work) - before.to(seen).to(work)
-                miss = got - step
-                sums.add(inner(step, step), inner(got, step), inner(miss, miss), inner(r.to(work), got))
-        square, hit, missed, leak = self._sum(sums.total()).tolist()
+                sums.add(inner(step, step), inner(got, step), inner(r.to(work), got))
+                miss = got.sub_(step)
+                missed.add(inner(miss, miss))
+        square, hit, leak, off = self._sum(torch.cat([sums.total(), missed.total()])).tolist()
         norm = sqrt(square)
         return Realized(
             norm=norm,
             fraction=hit / square if square > 0.0 else 1.0,
-            distortion=sqrt(missed) / norm if norm > 0.0 else 0.0,
+            distortion=sqrt(off) / norm if norm > 0.0 else 0.0,
             leak=leak,
         )
 
@@ -253,8 +267,12 @@ class TensorSpace:
         coefficients = [vector[n] for n in names]
         for w, group in zip(self._truth(), self._grouped(names), strict=True):
             for now, *parts in blocks(w, *group):
-                work = work_dtype(now.device, precise)
-                now.copy_(combine(coefficients, parts, work).add_(now.to(work)))
+                work = work_dtype(now, precise)
+                if work != now.dtype:
+                    now.copy_(combine(coefficients, parts, work).add_(now.to(work)))
+                    continue
+                for c, part in zip(coefficients, parts, strict=True):
+                    now.add_(part, alpha=c)
         self._committed()
 
     @torch.no_grad()
@@ -265,6 +283,7 @@ class TensorSpace:
         scale = self._scale()
         coefficients = [vector[n] * scale for n in names]
         groups = self._grouped(names) if names else [[] for _ in self._touched]
+        live = names.index(self._live) if self._live in names else None
         for target, group in zip(self._targets(), groups, strict=True):
             if target is None:
                 continue
@@ -272,8 +291,14 @@ class TensorSpace:
                 target.zero_()
                 continue
             for grad, *parts in blocks(target, *group):
-                work = work_dtype(grad.device, precise)
-                grad.copy_(combine(coefficients, parts, work))
+                work = work_dtype(grad, precise)
+                if live is None or work != grad.dtype:
+                    grad.copy_(combine(coefficients, parts, work))
+                    continue
+                grad.mul_(coefficients[live])  # in place: the live gradient is the target itself
+                for i, part in enumerate(parts):
+                    if i != live:
+                        grad.add_(part, alpha=coefficients[i])
         self._live = None
         self._written()
 

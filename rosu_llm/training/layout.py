@@ -97,6 +97,5 @@ def build_space(accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) 
     compute = _MIXED_PRECISION.get(accelerator.mixed_precision)
     if layout == "fsdp2":
         return FSDP2Space(model, parameters, compute_dtype=compute)
-    return LocalSpace(
-        parameters, no_sync=lambda: accelerator.no_sync(model), scaler=accelerator.scaler, compute_dtype=compute
-    )
+    no_sync = (lambda: accelerator.no_sync(model)) if layout == "ddp" else None
+    return LocalSpace(parameters, no_sync=no_sync, scaler=accelerator.scaler, compute_dtype=compute)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -137,7 +139,7 @@ def test_realized_perturbation_in_float32_is_whole() -> None:
     with space.perturbed(delta) as realized:
         pass
     d = 0.01 * flat(f) - 0.02 * flat(r)
-    assert realized.norm == pytest.approx(float(d.norm()), rel=1e-12)
+    assert realized.norm == pytest.approx(float(d.norm()), rel=1e-6)  # blocks are summed in float32
     assert realized.fraction == pytest.approx(1.0, abs=1e-6)
     assert realized.distortion < 1e-5
     # what arrives in float32 weights differs from δ by their rounding, 6e-8 of |w|
@@ -279,7 +281,8 @@ def test_displacement_is_the_optimizers_step() -> None:
     with torch.no_grad():
         for p, c in zip(space.parameters, change, strict=True):
             p.add_(c)
-    assert space.displacement() == pytest.approx(float((flat(space.parameters) - before).norm()), rel=1e-12)
+    # blocks of 65 536 products are summed in float32
+    assert space.displacement() == pytest.approx(float((flat(space.parameters) - before).norm()), rel=1e-6)
 
 
 def test_adding_moves_by_the_combination() -> None:
@@ -291,16 +294,27 @@ def test_adding_moves_by_the_combination() -> None:
     assert torch.allclose(flat(space.parameters), expected, atol=3e-7)  # float32 rounding of |w| ≲ 5
 
 
-def test_buffers_are_reused_and_bounded() -> None:
+@pytest.mark.parametrize("replicas", [False, True])
+def test_buffers_are_bounded(replicas: bool) -> None:
     """Two gradients and a backup: three copies, however many steps."""
-    space = LocalSpace(make())
-    pointers = set()
+    space = LocalSpace(make(), no_sync=contextlib.nullcontext if replicas else None)
     for seed in range(4):
         filled(space, seed)
         with space.perturbed(Vector({"f": 0.1})):
             pass
-        pointers |= {t.data_ptr() for ts in (*space._captured.values(), space._backup) for t in ts}
-    assert len(pointers) == 3 * len(space.parameters)
+        assert space.held_bytes() == 3 * sum(p.numel() * p.element_size() for p in space.parameters)
+
+
+def test_replicas_gradients_are_copied_not_taken() -> None:
+    """Under DDP a gradient may be a view of a communication bucket, which the next pass overwrites."""
+    p = nn.Parameter(torch.zeros(4))
+    space = LocalSpace([p], no_sync=contextlib.nullcontext)
+    bucket = torch.ones(8)
+    space.begin()
+    p.grad = bucket[:4]
+    space.capture("f")
+    bucket.fill_(7.0)
+    assert space.gram(["f"])(F, F) == 4.0
 
 
 def test_no_trainable_parameter_is_refused() -> None:
