@@ -56,22 +56,7 @@ class LocalSpace(TensorSpace):
         super().__init__(compute_dtype)
         self.parameters = trainable(parameters)
         self._no_sync = no_sync or contextlib.nullcontext
-        self._replicated = no_sync is not None
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-
-    def capture(self, name: str) -> None:
-        if self._replicated or self._scaler is not None or any(p.grad is None for p in self.parameters):
-            super().capture(name)  # replicas' gradients may be views of communication buckets
-            return
-        # A gradient that nobody else holds need not be copied: it is taken as it is.
-        self._captured[name] = [p.grad for p in self.parameters if p.grad is not None]
-        self._touch(self._captured[name])
-        self._clear()
-
-    def begin(self) -> None:
-        if not self._replicated:
-            self._captured.clear()
-        super().begin()
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         return contextlib.nullcontext() if last else self._no_sync()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 from torch import nn
@@ -294,21 +292,23 @@ def test_adding_moves_by_the_combination() -> None:
     assert torch.allclose(flat(space.parameters), expected, atol=3e-7)  # float32 rounding of |w| ≲ 5
 
 
-@pytest.mark.parametrize("replicas", [False, True])
-def test_buffers_are_bounded(replicas: bool) -> None:
+def test_buffers_are_reused_and_bounded() -> None:
     """Two gradients and a backup: three copies, however many steps."""
-    space = LocalSpace(make(), no_sync=contextlib.nullcontext if replicas else None)
+    space = LocalSpace(make())
+    pointers = set()
     for seed in range(4):
         filled(space, seed)
         with space.perturbed(Vector({"f": 0.1})):
             pass
+        pointers |= {t.data_ptr() for ts in (*space._captured.values(), space._backup) for t in ts}
         assert space.held_bytes() == 3 * sum(p.numel() * p.element_size() for p in space.parameters)
+    assert len(pointers) == 3 * len(space.parameters)
 
 
-def test_replicas_gradients_are_copied_not_taken() -> None:
+def test_gradients_are_copied_not_taken() -> None:
     """Under DDP a gradient may be a view of a communication bucket, which the next pass overwrites."""
     p = nn.Parameter(torch.zeros(4))
-    space = LocalSpace([p], no_sync=contextlib.nullcontext)
+    space = LocalSpace([p])
     bucket = torch.ones(8)
     space.begin()
     p.grad = bucket[:4]
