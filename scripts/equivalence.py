@@ -2,8 +2,9 @@
 
 A tiny Llama takes several steps over the same global windows in every layout, on gloo over loopback. Printed for
 each: ‖w − w_ref‖/‖w_ref − w₀‖ against one process (accumulation 1), the memory of captured buffers per rank in units
-of the trainable parameters, and bytes of scalars exchanged per step. Negative controls break one thing on purpose and
-must fail the same check.
+of the trainable parameters, and what a step exchanges beyond the layout's own three backward passes and optimizer
+step: bytes of scalars, and weights gathered again in units of the parameters. Negative controls break one thing on
+purpose and must fail the same check.
 
     python scripts/equivalence.py                                  # everything, 2 and 3 processes
     python scripts/equivalence.py --layouts ddp fsdp2 --worlds 2 --smoke
@@ -200,6 +201,13 @@ def run_case(layout: str, optimizer: str, amplify: str, accumulation: int, steps
         return original_sum(values)
 
     step.space._sum = counted  # type: ignore[method-assign]
+    gathered: list[int] = []
+    original_gather = dist.all_gather
+
+    def counted_gather(outputs: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        gathered.append(sum(t.numel() * t.element_size() for t in outputs))
+        return original_gather(outputs, *args, **kwargs)
+
     collate, nll = ForgetRetainCollator(0), get_loss("nll", "retain").function
     logs: dict[str, float] = {}
     calls.clear()
@@ -212,11 +220,16 @@ def run_case(layout: str, optimizer: str, amplify: str, accumulation: int, steps
             per_rank = sum(int(COUNT["token"](collate([s]))) for s in samples) / world
             batches = [collate(mine[i * size : (i + 1) * size]) for i in range(accumulation)]
             closures[name] = [lambda b=b, n=per_rank: nll(spread.module, b, LossContext()) / n for b in batches]
-        logs = step(closures["forget"], closures["retain"])
+        dist.all_gather = counted_gather
+        try:
+            logs = step(closures["forget"], closures["retain"])
+        finally:
+            dist.all_gather = original_gather
     size = sum(getattr(p, "ds_numel", p.numel()) for p in spread.model.parameters()) * 4
     measured = {
         "copies": step.space.held_bytes() / size,
         "scalar_bytes": sum(calls) / steps,
+        "gathered": sum(gathered) / steps / size,
         "loss": logs["loss/retain"],
         "pull": logs.get("step/amplification_ratio", 0.0),
     }
@@ -320,7 +333,7 @@ def main() -> int:
 
     reference = {tuple(r["case"]): r for r in launch("local", 1, arguments)}
     table = Table(title=f"Difference to one process after {arguments.steps} steps: ‖w − w_ref‖/‖w_ref − w₀‖")
-    for column in ("layout", "optimizer", "amplify", "accumulation", "difference", "copies per rank", "scalar bytes"):
+    for column in ("layout", "optimizer", "amplify", "acc.", "difference", "copies/rank", "scalar bytes", "gathers"):
         table.add_column(column)
     rows, failed = [], 0
     plans = [(layout, world, None) for layout in arguments.layouts for world in arguments.worlds]
@@ -340,7 +353,7 @@ def main() -> int:
             style = None if good else "bold red"
             table.add_row(
                 name, optimizer, amplify, str(accumulation), f"{difference:.1e}", f"{result['copies']:.2f}",
-                f"{result['scalar_bytes']:.0f}", style=style,
+                f"{result['scalar_bytes']:.0f}", f"{result['gathered']:.2f}", style=style,
             )  # fmt: skip
             rows.append(
                 {
@@ -354,6 +367,7 @@ def main() -> int:
                     "replicas_equal": result["replicas_equal"],
                     "copies_per_rank": result["copies"],
                     "scalar_bytes_per_step": result["scalar_bytes"],
+                    "gathered_copies_per_step": result["gathered"],
                     "good": good,
                 }
             )

@@ -43,6 +43,12 @@ def test_every_rosu_command_of_the_readme_runs(
     """At smoke size, with the command's own flags, from the project's root."""
     monkeypatch.chdir(ROOT)
     arguments = [w for w in words[1:] if w != "--smoke"]
+    if "--accelerate-config" in arguments:  # needs GPUs; a launch on CPUs is tested in tests/distributed
+        from rosu_llm.cli.launcher import command
+
+        at = arguments.index("--accelerate-config")
+        call = command(arguments[at + 1], 2, arguments[1:])
+        arguments = call[call.index("rosu_llm") + 1 :]
     if "--list-settings" not in arguments:
         arguments.append("--smoke")
         for flag in ("--output-dir", "--out"):

@@ -46,6 +46,9 @@ def test_sharded_weights_equal_those_of_one_process_and_controls_do_not(layout: 
         # two gradients and the backup, a third of each (uneven slices: a little more on rank 0)
         assert row["copies_per_rank"] == pytest.approx(1.0, abs=0.1)
         assert row["scalar_bytes_per_step"] < 400
+        # ZeRO-1/2 gathers the weights again to perturb, to restore and after the pull; the others gather in the forward
+        expected = pytest.approx(3.0, abs=0.1) if layout == "zero2" else 0.0
+        assert row["gathered_copies_per_step"] == expected
     broken = {row["sabotage"]: row["difference"] for row in rows if row["sabotage"]}
     assert set(broken) == {"no_restore", "local_dots"}
     assert all(difference > 1e-2 for difference in broken.values())
@@ -65,6 +68,18 @@ def test_bf16_zero_with_a_float32_master_reports_what_arrives(stage: int) -> Non
     assert 0.5 < logs["perturb/realized"] < 1.5
     assert 1e-3 < logs["perturb/distortion"] < 1.0  # 8 bits of mantissa
     assert logs["step/amplification_ratio"] == pytest.approx(0.5)
+
+
+def test_accumulating_whole_gradients_under_fsdp2_costs_a_copy_and_is_not_the_default() -> None:
+    """Between micro-batches: 1/world of the gradients when each is reduced, all of them when only the last is."""
+    worker = ROOT / "tests" / "distributed" / "fsdp_worker.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(worker)]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("HELD ")]
+    held = json.loads(line[5:])
+    assert held["sharded"] == pytest.approx(0.5, abs=0.02)
+    assert held["unsharded"] == pytest.approx(1.0, abs=0.02)
 
 
 def accelerator(kind: str, **extra: Any) -> Any:
