@@ -16,7 +16,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,27 +25,19 @@ from transformers import Trainer, TrainerCallback
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..geometry import Inner, Vector
-from ..losses import COUNT, LossContext, ReferenceLogProbs, ReferenceModel
+from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..step import Amplifier, Outcome, StepEngine, guard_optimizer, metrics, pull_metrics, resolve
 from ..step.amplify import NEGLIGIBLE
 from .arguments import MethodArguments
 from .calibrator import Calibrator
-from .checkpoint import (
-    REFERENCE_FILE,
-    STATE_FILE,
-    last_complete,
-    marked,
-    numpy_state_allowed,
-    resolve_resume,
-    staged,
-    write_atomically,
-)
+from .checkpoint import REFERENCE_FILE, STATE_FILE, resolve_resume
 from .config import ROSUConfig
 from .layout import build_space, check_layout
-from .model_card import model_card
+from .paired_evaluation import PairedEvaluation
 from .precision import prepare_precision
 from .preflight import Preflight, preflight
-from .window import PARTS, WindowLoss, check_batch
+from .saving import Saving
+from .window import WindowLoss, check_batch
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +52,7 @@ class _EpochPairing(TrainerCallback):
         self._dataset.set_epoch(int(state.epoch or 0))
 
 
-class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
+class ROSUMixin(PairedEvaluation, Saving):
     """The unlearning step as a mixin over ``transformers.Trainer``.
 
     Args:
@@ -395,54 +387,6 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
             self._metrics.clear()
         super().log(logs, *args, **kwargs)
 
-    # -- evaluation -----------------------------------------------------------------------------
-
-    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-        """Retain loss of a paired batch; Trainer's own loss of a plain one."""
-        if not any(part in inputs for part in PARTS):
-            return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
-        part = "retain" if "retain" in inputs else "forget"
-        loss = self._mean_loss(model, inputs[part], part)
-        return (loss, {}) if return_outputs else loss
-
-    def _mean_loss(self, model: nn.Module, batch: Mapping[str, Any], part: str) -> Tensor:
-        spec, context = self.method_args.loss(part), self._window_loss(part).context
-        with self.compute_loss_context_manager():
-            return spec.function(model, batch, context) / COUNT[spec.unit](batch).clamp(min=1)
-
-    def prediction_step(
-        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """For paired batches ``eval_loss`` is the retain loss; ``eval_forget_loss`` comes beside it."""
-        if not any(part in inputs for part in PARTS):
-            result: tuple[Tensor | None, Tensor | None, Tensor | None]
-            result = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-            return result
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad():
-            if "forget" in inputs:
-                value = float(self._mean_loss(model, inputs["forget"], "forget"))
-                self._eval_parts.setdefault("forget_loss", []).append(value)
-            return self.compute_loss(model, inputs).detach(), None, None
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, plus the forget loss of paired batches."""
-        self._eval_parts = {}
-        output = super().evaluation_loop(*args, **kwargs)
-        prefix = kwargs.get("metric_key_prefix", "eval")
-        for name, values in self._eval_parts.items():
-            mean = self._mean_over_ranks(torch.tensor([sum(values) / len(values)], dtype=torch.float64))
-            output.metrics[f"{prefix}_{name}"] = float(mean[0])
-        return output
-
-    def floating_point_ops(self, inputs: Any) -> int:
-        """Sum over the passes of a step."""
-        if not isinstance(inputs, Mapping) or not any(part in inputs for part in PARTS):
-            return int(super().floating_point_ops(inputs))
-        rule = self.method_args.rule()
-        times = {"forget": 1, "retain": 1 + int(rule.perturbs)}
-        return sum(times[part] * int(super(ROSUMixin, self).floating_point_ops(inputs[part])) for part in rule.passes)
-
     def _longest_window(self, length: int) -> int:
         """Micro-batches of the longest window over all ranks: every rank must join every collective."""
         if self.accelerator.num_processes == 1:
@@ -456,53 +400,6 @@ class ROSUMixin(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         reduced: Tensor = self.accelerator.reduce(values.to(self.accelerator.device), reduction="mean")
         return reduced.cpu()
 
-    # -- saving ---------------------------------------------------------------------------------
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any, *args: Any, **kwargs: Any) -> None:
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        with marked(folder, writer=self.args.should_save):
-            if self.args.should_save:
-                if self._reference_logprobs.values:
-                    self._reference_logprobs.save(folder / REFERENCE_FILE)
-                if self._calibrator is not None:
-                    write_atomically(folder / STATE_FILE, json.dumps({"calibrate_target": self._calibrator.target}))
-            super()._save_checkpoint(model, trial, *args, **kwargs)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        if not self.args.should_save:
-            super()._save(output_dir, state_dict)
-            return
-        with staged(Path(output_dir or self.args.output_dir)) as stage:
-            super()._save(str(stage), state_dict)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        # transformers before 4.47 loads numpy's random state without allowing its types, which torch ≥ 2.6 refuses.
-        with numpy_state_allowed():
-            super()._load_rng_state(checkpoint)
-
-    def last_checkpoint(self) -> str | None:
-        """The newest complete checkpoint of this run, if any."""
-        found = last_complete(Path(self.args.output_dir))
-        return None if found is None else str(found)
-
-    def create_model_card(self, model_name: str | None = None, tags: Any = None, **_: Any) -> None:
-        """Write README.md: method, settings, versions, last logged values."""
-        if not self.is_world_process_zero():
-            return
-        import transformers
-
-        logged: Mapping[str, Any] = next((entry for entry in reversed(self.state.log_history) if "loss" in entry), {})
-        config = getattr(self.model, "config", None)
-        text = model_card(
-            name=model_name or Path(self.args.output_dir).name,
-            base_model=getattr(config, "_name_or_path", None) or None,
-            settings={**self.method_args.method_dict(), **_training_summary(self.args)},
-            versions={"torch": torch.__version__, "transformers": transformers.__version__},
-            metrics={k: v for k, v in logged.items() if isinstance(v, (int, float))},
-            tags=[tags] if isinstance(tags, str) else list(tags or []),
-        )
-        write_atomically(Path(self.args.output_dir) / "README.md", text)
-
 
 class ROSUTrainer(ROSUMixin, Trainer):
     """Unlearn with ROSU, or any method of its family, exactly as you would train.
@@ -512,11 +409,6 @@ class ROSUTrainer(ROSUMixin, Trainer):
         trainer = ROSUTrainer(model, ROSUConfig(output_dir="out", rho=0.4), train_dataset=pairs)
         trainer.train()
     """
-
-
-def _training_summary(args: Any) -> dict[str, Any]:
-    names = ("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "seed")
-    return {name: getattr(args, name) for name in names}
 
 
 def _load(name: str) -> Any:

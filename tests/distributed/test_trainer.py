@@ -84,6 +84,12 @@ def test_training_gives_the_weights_of_one_process(
             assert mine[name] == pytest.approx(truth[name], rel=1e-3, abs=1e-5), name
 
 
+def test_replicas_stay_identical_to_the_bit(tmp_path: Path) -> None:
+    """Twenty steps with calibration; the worker compares the replicas at the end and fails if they differ."""
+    _, record = train("ddp", tmp_path, max_steps=20, calibrate="holdout")
+    assert len(record["logs"]) == 20
+
+
 @pytest.mark.parametrize("layout", ["ddp", "zero2", "zero3"])
 def test_resuming_reproduces_the_uninterrupted_run(layout: str, tmp_path: Path) -> None:
     pin(layout)

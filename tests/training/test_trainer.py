@@ -254,13 +254,13 @@ def test_lora_trains_the_adapter_alone(tmp_path: Path, method: str) -> None:
 
 def test_kl_under_lora_needs_no_copy(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    lora = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
     t = trainer(tmp_path, retain_loss="kl", peft_config=lora)
     t.train()
     assert t._reference_model is not None
     assert t._reference_model.extra_bytes == 0
     assert logs(t)[0]["loss/retain"] == pytest.approx(0.0, abs=1e-6)  # the adapter starts at zero
-    assert logs(t)[-1]["loss/retain"] > 0.0
+    assert logs(t)[-1]["loss/retain"] > 1e-5  # well above float32 rounding of a KL, about 1e-8
 
 
 def test_bf16_weights_are_upcast_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

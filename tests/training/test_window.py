@@ -168,3 +168,15 @@ def test_only_the_parts_a_method_uses_are_asked_for() -> None:
     check_batch({"forget": GOOD}, ("forget",))
     check_batch({"forget": GOOD, "retain": GOOD, "index": 3})
     check_batch(ForgetRetainCollator()([{"forget": DATA[0], "retain": DATA[1:3]}]))
+
+
+@pytest.mark.parametrize("reduction", ["window_tokens", "micro_mean"])
+def test_a_shorter_window_joins_every_collective_without_changing_the_loss(reduction: str) -> None:
+    """Another rank has four micro-batches, this one two: two more run, with weight zero."""
+    model = CleanLM().double()
+    batches = [ForgetRetainCollator()(part) for part in split([4, 3])]
+    alone = window(reduction=reduction).closures(model, batches, "forget")
+    padded = window(reduction=reduction).closures(model, batches, "forget", count=4)
+    assert len(padded) == 4
+    assert sum(float(c()) for c in padded) == sum(float(c()) for c in alone)
+    assert [float(c()) for c in padded[2:]] == [0.0, 0.0]

@@ -1,0 +1,78 @@
+"""Evaluation of paired batches inside Trainer's own evaluation loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..losses import COUNT
+from .arguments import MethodArguments
+from .window import PARTS, WindowLoss
+
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+else:
+    Base = object
+
+
+class PairedEvaluation(Base):  # type: ignore[misc]
+    """Losses of ``{"forget": …, "retain": …}`` batches; plain batches are left to Trainer."""
+
+    method_args: MethodArguments
+    _eval_parts: dict[str, list[float]]
+
+    def _window_loss(self, part: str) -> WindowLoss:
+        raise NotImplementedError
+
+    def _mean_over_ranks(self, values: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        """Retain loss of a paired batch; Trainer's own loss of a plain one."""
+        if not any(part in inputs for part in PARTS):
+            return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+        part = "retain" if "retain" in inputs else "forget"
+        loss = self._mean_loss(model, inputs[part], part)
+        return (loss, {}) if return_outputs else loss
+
+    def _mean_loss(self, model: nn.Module, batch: Mapping[str, Any], part: str) -> Tensor:
+        spec, context = self.method_args.loss(part), self._window_loss(part).context
+        with self.compute_loss_context_manager():
+            return spec.function(model, batch, context) / COUNT[spec.unit](batch).clamp(min=1)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """For paired batches ``eval_loss`` is the retain loss; ``eval_forget_loss`` comes beside it."""
+        if not any(part in inputs for part in PARTS):
+            result: tuple[Tensor | None, Tensor | None, Tensor | None]
+            result = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+            return result
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            if "forget" in inputs:
+                value = float(self._mean_loss(model, inputs["forget"], "forget"))
+                self._eval_parts.setdefault("forget_loss", []).append(value)
+            return self.compute_loss(model, inputs).detach(), None, None
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, plus the forget loss of paired batches."""
+        self._eval_parts = {}
+        output = super().evaluation_loop(*args, **kwargs)
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        for name, values in self._eval_parts.items():
+            mean = self._mean_over_ranks(torch.tensor([sum(values) / len(values)], dtype=torch.float64))
+            output.metrics[f"{prefix}_{name}"] = float(mean[0])
+        return output
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Sum over the passes of a step."""
+        if not isinstance(inputs, Mapping) or not any(part in inputs for part in PARTS):
+            return int(super().floating_point_ops(inputs))
+        rule = self.method_args.rule()
+        times = {"forget": 1, "retain": 1 + int(rule.perturbs)}
+        once = super().floating_point_ops
+        return sum(times[part] * int(once(inputs[part])) for part in rule.passes)

@@ -1,0 +1,88 @@
+"""Checkpoints, model files and the model card, written so that a killed run never leaves half of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..losses import ReferenceLogProbs
+from .arguments import MethodArguments
+from .calibrator import Calibrator
+from .checkpoint import (
+    REFERENCE_FILE,
+    STATE_FILE,
+    last_complete,
+    marked,
+    numpy_state_allowed,
+    staged,
+    write_atomically,
+)
+from .model_card import model_card
+
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+else:
+    Base = object
+
+
+class Saving(Base):  # type: ignore[misc]
+    """Trainer's saving with a marker on unfinished checkpoints, the method's state, and staged model files."""
+
+    method_args: MethodArguments
+    _reference_logprobs: ReferenceLogProbs
+    _calibrator: Calibrator | None
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any, *args: Any, **kwargs: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        with marked(folder, writer=self.args.should_save):
+            if self.args.should_save:
+                if self._reference_logprobs.values:
+                    self._reference_logprobs.save(folder / REFERENCE_FILE)
+                if self._calibrator is not None:
+                    write_atomically(folder / STATE_FILE, json.dumps({"calibrate_target": self._calibrator.target}))
+            super()._save_checkpoint(model, trial, *args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if not self.args.should_save:
+            super()._save(output_dir, state_dict)
+            return
+        with staged(Path(output_dir or self.args.output_dir)) as stage:
+            super()._save(str(stage), state_dict)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # transformers before 4.47 loads numpy's random state without allowing its types, which torch ≥ 2.6 refuses.
+        with numpy_state_allowed():
+            super()._load_rng_state(checkpoint)
+
+    def last_checkpoint(self) -> str | None:
+        """The newest complete checkpoint of this run, if any."""
+        found = last_complete(Path(self.args.output_dir))
+        return None if found is None else str(found)
+
+    def create_model_card(self, model_name: str | None = None, tags: Any = None, **_: Any) -> None:
+        """Write README.md: method, settings, versions, last logged values."""
+        if not self.is_world_process_zero():
+            return
+        import transformers
+
+        logged: Mapping[str, Any] = next((entry for entry in reversed(self.state.log_history) if "loss" in entry), {})
+        config = getattr(self.model, "config", None)
+        text = model_card(
+            name=model_name or Path(self.args.output_dir).name,
+            base_model=getattr(config, "_name_or_path", None) or None,
+            settings={**self.method_args.method_dict(), **_training_summary(self.args)},
+            versions={"torch": torch.__version__, "transformers": transformers.__version__},
+            metrics={k: v for k, v in logged.items() if isinstance(v, (int, float))},
+            tags=[tags] if isinstance(tags, str) else list(tags or []),
+        )
+        write_atomically(Path(self.args.output_dir) / "README.md", text)
+
+
+def _training_summary(args: Any) -> dict[str, Any]:
+    names = ("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "seed")
+    return {name: getattr(args, name) for name in names}
