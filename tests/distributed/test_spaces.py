@@ -19,6 +19,8 @@ from rosu_llm.training.layout import build_space, check_layout, layout_of
 from tests.conftest import ROOT
 from tests.distributed.test_trainer import environment
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 
 def equivalence(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     out = tmp_path / "rows.json"
@@ -34,8 +36,9 @@ def test_sharded_weights_equal_those_of_one_process_and_controls_do_not(layout: 
     """A slice of scripts/equivalence.py: three processes, so that no parameter divides evenly."""
     if layout.startswith("zero"):
         pytest.importorskip("deepspeed")
+    controls = ["--controls"] if layout != "zero2" else []  # shares its algebra with stage 3's
     rows = equivalence(
-        tmp_path, "--layouts", layout, "--worlds", "3", "--steps", "3", "--amplify", "matched", "--controls",
+        tmp_path, "--layouts", layout, "--worlds", "3", "--steps", "3", "--amplify", "matched", *controls,
         "--accumulations", "1", "4", "--optimizers", "adamw",
     )  # fmt: skip
     honest = [row for row in rows if row["sabotage"] is None]
@@ -50,7 +53,7 @@ def test_sharded_weights_equal_those_of_one_process_and_controls_do_not(layout: 
         expected = pytest.approx(3.0, abs=0.1) if layout == "zero2" else 0.0
         assert row["gathered_copies_per_step"] == expected
     broken = {row["sabotage"]: row["difference"] for row in rows if row["sabotage"]}
-    assert set(broken) == {"no_restore", "local_dots"}
+    assert set(broken) == ({"no_restore", "local_dots"} if controls else set())
     assert all(difference > 1e-2 for difference in broken.values())
 
 

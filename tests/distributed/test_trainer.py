@@ -20,6 +20,8 @@ from tests.models import tiny_llama
 WORKER = ROOT / "tests" / "distributed" / "trainer_worker.py"
 TIMEOUT = 240
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 
 def environment() -> dict[str, str]:
     return {
