@@ -2,8 +2,8 @@
 
 Sums over 10⁸ float32 products lose two to three digits when accumulated in float32. Here a sum runs
 over a block in float32 at most and over blocks in float64, which keeps seven digits at full speed. The
-Gram matrix, from which differences are formed, is float64 throughout where the device allows it, and a
-caller asks for ``precise`` where a vector is itself a small difference of large ones.
+Gram matrix, from which differences are formed, is float64 throughout on the CPU; elsewhere its products are
+float32 and their sums float64. A caller asks for ``precise`` where a vector is a small difference of large ones.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class TensorSpace:
     def gram(self, names: Sequence[str], known: Gram | None = None) -> Gram:
         """Inner products of the named gradients, over all shards; pairs in ``known`` are not computed again.
 
-        The first ones are float64 throughout, since q is a difference. Those added later only enter
+        The first ones are float64 throughout on the CPU, since q is a difference. Those added later only enter
         coefficients, where seven digits do and :meth:`measure` steps in if they cancel.
         """
         products = dict(known.products) if known is not None else {}
