@@ -35,7 +35,29 @@ def count_sequences(batch: Batch) -> Tensor:
     return answer_mask(batch["labels"]).any(-1).sum()
 
 
-COUNT = {"token": count_tokens, "sequence": count_sequences}
+def count_positions(batch: Batch) -> Tensor:
+    """Number of attended tokens."""
+    mask: Tensor | None = batch.get("attention_mask")
+    return count_places(batch) if mask is None else mask.bool().sum()
+
+
+def count_places(batch: Batch) -> Tensor:
+    """Number of tokens, padding included."""
+    return torch.tensor(batch["input_ids"].numel())
+
+
+def count_rows(batch: Batch) -> Tensor:
+    """Number of sequences."""
+    return torch.tensor(len(batch["input_ids"]))
+
+
+COUNT = {
+    "token": count_tokens,
+    "sequence": count_sequences,
+    "position": count_positions,
+    "place": count_places,
+    "row": count_rows,
+}
 
 
 def token_nll(logits: Tensor, labels: Tensor) -> Tensor:

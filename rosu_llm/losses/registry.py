@@ -10,13 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from ..errors import ConfigError, unknown
 
+if TYPE_CHECKING:
+    from .representation import RepresentationContext
+
 Batch = Mapping[str, Any]
+
+UNITS = ("token", "sequence", "position", "place", "row")
+REFERENCES = ("none", "logprobs", "logits", "activations")
 
 
 @dataclass(frozen=True)
@@ -27,11 +33,13 @@ class LossContext:
         options: hyper-parameters by name (``npo_beta``, ``simnpo_beta``, ``simnpo_delta``).
         reference_logprobs: sequence log-probabilities of this batch under the initial model.
         reference_logits: function giving the initial model's logits for a batch.
+        representation: what losses of hidden activations need; given by ``RepresentationTrainer`` only.
     """
 
     options: Mapping[str, float] = field(default_factory=dict)
     reference_logprobs: Callable[[Batch], Tensor] | None = None
     reference_logits: Callable[[Batch], Tensor] | None = None
+    representation: RepresentationContext | None = None
 
 
 LossFunction = Callable[[nn.Module, Batch, LossContext], Tensor]
@@ -43,10 +51,11 @@ class LossSpec:
 
     Attributes:
         function: returns the sum over units of one batch.
-        unit: ``token`` (answer tokens) or ``sequence``: what its sum is divided by.
+        unit: what its sum is divided by: ``token`` (answer tokens), ``sequence`` (with an answer), ``position``
+            (attended tokens), ``place`` (all tokens, padding too) or ``row`` (all sequences).
         roles: where it makes sense, ``forget`` and/or ``retain``.
-        reference: ``none``, ``logprobs`` (one number per sample, computed up front) or ``logits``
-            (needs the initial model at every step).
+        reference: ``none``, ``logprobs`` (one number per sample, computed up front), ``logits``
+            (needs the initial model at every step) or ``activations`` (of one layer: ``RepresentationTrainer``).
         options: names and defaults of its hyper-parameters.
     """
 
@@ -70,10 +79,10 @@ def register_loss(
     **options: float,
 ) -> Callable[[LossFunction], LossFunction]:
     """Decorator: make ``loss(model, batch, context) -> sum`` available as ``forget_loss``/``retain_loss``."""
-    if unit not in ("token", "sequence"):
-        raise unknown("unit", unit, ("token", "sequence"))
-    if reference not in ("none", "logprobs", "logits"):
-        raise unknown("reference", reference, ("none", "logprobs", "logits"))
+    if unit not in UNITS:
+        raise unknown("unit", unit, UNITS)
+    if reference not in REFERENCES:
+        raise unknown("reference", reference, REFERENCES)
 
     def add(function: LossFunction) -> LossFunction:
         LOSSES[name] = LossSpec(name, function, unit, roles, reference, options)

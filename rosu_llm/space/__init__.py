@@ -3,6 +3,7 @@
 from .fsdp2 import FSDP2Space
 from .local import LocalSpace, trainable
 from .protocol import ParameterSpace, Realized
+from .replicas import ReplicaSpace
 from .tensors import TensorSpace
 from .zero import Zero3Space, Zero12Space, zero_space
 
@@ -11,6 +12,7 @@ __all__ = [
     "LocalSpace",
     "ParameterSpace",
     "Realized",
+    "ReplicaSpace",
     "TensorSpace",
     "Zero3Space",
     "Zero12Space",

@@ -83,7 +83,7 @@ def test_unknown_names_the_nearest_and_only_what_fits_the_role() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "role", "instead"), [("kl", "forget", "nll, npo, simnpo"), ("npo", "retain", "kl, nll")]
+    ("name", "role", "instead"), [("kl", "forget", "nll, npo, .*simnpo"), ("npo", "retain", "kl, nll")]
 )
 def test_a_loss_in_the_wrong_role_is_refused_with_the_ones_that_fit(name: str, role: str, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"{role}_loss='{name}'.*{instead}"):
