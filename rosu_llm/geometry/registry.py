@@ -15,7 +15,7 @@ from .rule import Rule
 Builder = Callable[[Mapping[str, Any]], Rule]
 
 METHODS: dict[str, Builder] = {
-    "rosu": lambda o: Rosu(o["jacobian"], Stabilizer(o["tau"], o["tau_mode"]), o["eps_q"]),
+    "rosu": lambda o: Rosu(o["jacobian"], Stabilizer(o["tau"], o["tau_mode"]), o["eps_q"], components=o["components"]),
     "minmax": lambda o: MinMax(o["jacobian"], o["eps_q"]),
     "uam": lambda o: Uam(eps_q=o["eps_q"]),
     "graddiff": lambda o: GradDiff(o["forget_weight"], o["retain_weight"]),
@@ -26,6 +26,7 @@ METHODS: dict[str, Builder] = {
 #: Options a rule may read, with the defaults of the paper.
 DEFAULTS: dict[str, Any] = {
     "jacobian": "relaxed",
+    "components": "full",
     "tau": 1e-8,
     "tau_mode": "absolute",
     "eps_q": 1e-6,

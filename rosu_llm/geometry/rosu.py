@@ -17,6 +17,7 @@ from .rule import Inner
 from .vector import F, R, S, Vector
 
 JACOBIANS = ("relaxed", "none")
+COMPONENTS = ("full", "delta_only", "v_only")
 
 
 def check_threshold(eps_q: float) -> None:
@@ -35,21 +36,29 @@ class Rosu:
         eps_q: ‖q_τ‖ at or below which the step falls back to plain retain descent (Lemma 5). It also falls
             back where q_τ is mostly the residue of τ along r, which the paper leaves open.
         literal: fall back on ε_q alone, as Algorithm 1 is written.
+        components: ``full`` (w + βδ − ηv), or one of its two terms for the ablation: ``delta_only`` (w + βδ),
+            ``v_only`` (w − ηv).
     """
 
     jacobian: str = "relaxed"
     stabilizer: Stabilizer = field(default_factory=Stabilizer)
     eps_q: float = 1e-6
     literal: bool = False
+    components: str = "full"
 
     passes = ("forget", "retain")
     perturbs = True
-    pulls = True
 
     def __post_init__(self) -> None:
         if self.jacobian not in JACOBIANS:
             raise unknown("jacobian", self.jacobian, JACOBIANS)
+        if self.components not in COMPONENTS:
+            raise unknown("components", self.components, COMPONENTS)
         check_threshold(self.eps_q)
+
+    @property
+    def pulls(self) -> bool:
+        return self.components != "v_only"
 
     def inner(self, gram: Gram, rho: float) -> Inner:
         q = retain_orthogonal(F, gram, self.stabilizer)
@@ -74,6 +83,8 @@ class Rosu:
         return along > sqrt(0.5) * q_norm
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
+        if self.components == "delta_only":
+            return Vector()
         if inner is None or inner.fallback:
             return R
         if self.jacobian == "none":

@@ -68,11 +68,19 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, torch.optim.SGD) or type(optimizer).__name__.lower().startswith("sgd")
 
 
-def resolve(mode: str, beta: str | float, kappa: float, optimizer: torch.optim.Optimizer | None = None) -> Amplifier:
+def resolve(
+    mode: str,
+    beta: str | float,
+    kappa: float,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    alone: bool = False,
+) -> Amplifier:
     """The amplifier for a configuration; ``auto`` needs the optimizer.
 
     ``auto`` is ``direct`` for SGD and for a β given as number or ``two_phase`` (which says how far to
-    go), ``matched`` for adaptive optimizers with the tied β.
+    go), ``matched`` for adaptive optimizers with the tied β. Where the pull is ``alone`` (components: delta_only)
+    there is no step to match, and ``optimizer`` takes the place of ``matched``.
     """
     if mode not in MODES:
         raise unknown("amplify", mode, MODES)
@@ -83,11 +91,16 @@ def resolve(mode: str, beta: str | float, kappa: float, optimizer: torch.optim.O
             f"amplify='matched' sets β itself, so beta={beta!r} would be ignored. Use kappa for the strength, "
             "or amplify='direct' to keep that beta."
         )
+    if mode == "matched" and alone:
+        raise ConfigError(
+            "amplify='matched' measures the pull by the optimizer's step, and components='delta_only' takes none. Use "
+            "amplify='optimizer', or 'direct' with a numeric beta."
+        )
     if mode == "auto":
         if beta != "tied":
             mode = "direct"
         elif optimizer is None:
             raise ConfigError("amplify='auto' depends on the optimizer: pass one, or name the mode.")
         else:
-            mode = "direct" if is_plain_sgd(optimizer) else "matched"
+            mode = "direct" if is_plain_sgd(optimizer) else "optimizer" if alone else "matched"
     return Amplifier(mode, kappa)

@@ -59,10 +59,11 @@ class UnlearningStep:
         self.optimizer = optimizer
         self._rho = RhoSchedule(rho, rho_schedule)
         self._beta = BetaSchedule(beta)
-        self._amplifier = resolve(amplify, beta, kappa, optimizer)
         self._total = total_steps
         self._count = 0
         rule = build_rule(method, **options)
+        alone = options.get("components") == "delta_only"
+        self._amplifier = resolve(amplify, beta, kappa, optimizer, alone=alone)
         self._stabilizer: Stabilizer | None = getattr(rule, "stabilizer", None)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.space = LocalSpace(parameters) if space is None else space
