@@ -11,24 +11,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "AlternatingCorpora": "data.corpus",
     "ForgetRetainCollator": "data.pairing",
     "ForgetRetainDataset": "data.pairing",
     "MethodArguments": "training.arguments",
     "QuestionAnswerDataset": "data.question_answer",
     "ROSUConfig": "training.config",
     "ROSUTrainer": "training.trainer",
+    "RepresentationConfig": "training.representation_config",
+    "RepresentationTrainer": "training.representation",
     "RosuError": "errors",
     "UnlearningStep": "step.loop",
     "register_loss": "losses.registry",
 }
 
 __all__ = [
+    "AlternatingCorpora",
     "ForgetRetainCollator",
     "ForgetRetainDataset",
     "MethodArguments",
     "QuestionAnswerDataset",
     "ROSUConfig",
     "ROSUTrainer",
+    "RepresentationConfig",
+    "RepresentationTrainer",
     "RosuError",
     "UnlearningStep",
     "__version__",
@@ -36,6 +42,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from .data.corpus import AlternatingCorpora
     from .data.pairing import ForgetRetainCollator, ForgetRetainDataset
     from .data.question_answer import QuestionAnswerDataset
     from .errors import RosuError
@@ -43,6 +50,8 @@ if TYPE_CHECKING:
     from .step.loop import UnlearningStep
     from .training.arguments import MethodArguments
     from .training.config import ROSUConfig
+    from .training.representation import RepresentationTrainer
+    from .training.representation_config import RepresentationConfig
     from .training.trainer import ROSUTrainer
 
 

@@ -48,8 +48,14 @@ def main(argv: Sequence[str]) -> int:
         run_smoke(values)
     else:
         from ..training.launch import run
+        from ..training.representation_config import RepresentationConfig
+        from ..training.representation_run import run_representation
 
-        run(*build(values))
+        arguments, config = build(values)
+        if isinstance(config, RepresentationConfig):
+            run_representation(arguments, config)
+        else:
+            run(arguments, config)
     return 0
 
 
@@ -59,10 +65,15 @@ def _list_settings() -> None:
 
     from ..training.arguments import MethodArguments
     from ..training.recipe import RunArguments
+    from ..training.representation_config import RepresentationArguments
 
     table = Table("setting", "default", "meaning", title="Settings of a run (TrainingArguments not shown)")
     for group in (RunArguments, MethodArguments):
         for f in dataclasses.fields(group):
             table.add_row(f.name, str(f.default), f.metadata.get("help", ""))
         table.add_section()
+    known = {f.name: f.default for f in dataclasses.fields(MethodArguments)}
+    for f in dataclasses.fields(RepresentationArguments):
+        if f.name not in known or f.default != known[f.name]:
+            table.add_row(f.name, str(f.default), f"Representation level. {f.metadata.get('help', '')}")
     Console().print(table)

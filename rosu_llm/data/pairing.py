@@ -18,6 +18,23 @@ from ..errors import DataError
 Sample = Mapping[str, Any]
 
 
+class Deck:
+    """An endless sequence of numbers below ``size``: shuffled decks, one after the other, indexed by position."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size, self._seed = size, seed
+        self._block: int | None = None
+        self._order: list[int] = []
+
+    def __getitem__(self, position: int) -> int:
+        block, offset = divmod(position, self._size)
+        if block != self._block:
+            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + block) & 0x7FFF_FFFF_FFFF_FFFF)
+            self._order = torch.randperm(self._size, generator=generator).tolist()
+            self._block = block
+        return self._order[offset]
+
+
 class ForgetRetainDataset(Dataset[dict[str, Any]]):
     """One item per forget sample, with ``retain_per_forget`` retain samples beside it.
 
@@ -45,8 +62,7 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
         self.forget, self.retain = forget, retain
         self.retain_per_forget, self.seed = retain_per_forget, seed
         self.epoch = 0
-        self._block: int | None = None
-        self._order: list[int] = []
+        self._deck = Deck(len(retain), seed)
 
     def set_epoch(self, epoch: int) -> None:
         """Called by the trainer; another epoch pairs differently."""
@@ -64,16 +80,7 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
     def partners(self, index: int) -> list[int]:
         """Indices of the retain samples that go with forget sample ``index`` in this epoch."""
         first = (self.epoch * len(self.forget) + index) * self.retain_per_forget
-        return [self._draw(first + j) for j in range(self.retain_per_forget)]
-
-    def _draw(self, position: int) -> int:
-        # An endless sequence of shuffled decks of the retain set, indexed by position.
-        block, offset = divmod(position, len(self.retain))
-        if block != self._block:
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) & 0x7FFF_FFFF_FFFF_FFFF)
-            self._order = torch.randperm(len(self.retain), generator=generator).tolist()
-            self._block = block
-        return self._order[offset]
+        return [self._deck[first + j] for j in range(self.retain_per_forget)]
 
 
 class ForgetRetainCollator:
@@ -113,4 +120,6 @@ class ForgetRetainCollator:
             mask = samples[i].get("attention_mask")
             batch["attention_mask"][i, : len(row)] = 1 if mask is None else torch.as_tensor(mask)[: len(row)]
             batch["labels"][i, : len(label)] = label
+        if "corpus" in samples[0]:
+            batch["corpus"] = torch.tensor([int(s["corpus"]) for s in samples])
         return batch

@@ -24,7 +24,7 @@ def read_rows(source: str) -> list[Mapping[str, Any]]:
         raise DataError(
             f"{source!r} is not a file. Give an existing .json/.jsonl file, or owner/name:config on the hub."
         )
-    return _read_hub(source)
+    return read_hub(source)
 
 
 def _read_file(path: Path) -> list[Mapping[str, Any]]:
@@ -55,7 +55,8 @@ def _read_file(path: Path) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _read_hub(source: str) -> list[Mapping[str, Any]]:
+def read_hub(source: str) -> list[Mapping[str, Any]]:
+    """The rows of a hub data set, ``owner/name:config:split``."""
     from datasets import load_dataset
 
     name, _, rest = source.partition(":")

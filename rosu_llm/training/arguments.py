@@ -14,11 +14,13 @@ from ..errors import ConfigError, unknown
 from ..geometry import METHODS, BetaSchedule, RhoSchedule, Rule, build_rule, pull_scale
 from ..geometry.registry import DEFAULTS
 from ..losses import LossSpec, get_loss
-from ..step import resolve
+from ..step import Amplifier, resolve
 
 REDUCTIONS = ("window_tokens", "micro_mean")
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     NameOrNumber = str | float
 else:
     # transformers.HfArgumentParser reads a union with str as its other member and would refuse the names.
@@ -42,6 +44,9 @@ class MethodArguments:
     rho: float = field(default=0.4, metadata=_help("Perturbation radius ρ."))
     rho_schedule: str = field(default="constant", metadata=_help("ρ over the run: constant or cosine."))
     jacobian: str = field(default="relaxed", metadata=_help("Outer gradient: relaxed (Alg. 1) or none (Alg. 2)."))
+    components: str = field(
+        default="full", metadata=_help("Terms of the update: full, delta_only (βδ) or v_only (−ηv), for ablations.")
+    )
     tau: float = field(default=1e-8, metadata=_help("Stabiliser τ of the projection."))
     tau_mode: str = field(default="absolute", metadata=_help("τ absolute as in the paper, or relative to ‖r‖²."))
     eps_q: float = field(default=1e-6, metadata=_help("‖q‖ at or below which a step is plain retain descent."))
@@ -81,23 +86,25 @@ class MethodArguments:
         metadata=_help("Hold bf16 trainable weights in float32; false keeps them (stochastic rounding of δ)."),
     )
 
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        """Values that ``reduction`` may have."""
+        return REDUCTIONS
+
     def check_method(self) -> None:
         """Raise one clear error for the first setting that cannot work."""
         self._coerce()
         self.rule()
         self.rho_at(0, 1)
         self.beta_schedule()
-        if self.amplify != "auto":
-            resolve(self.amplify, self.beta, self.kappa)
-        else:
-            resolve("direct", self.beta, self.kappa)
+        self.amplifier(None if self.amplify != "auto" else "direct")
         for role in ("forget", "retain"):
             self.loss(role)
         for name in ("npo_beta", "simnpo_beta"):
             if not (getattr(self, name) > 0.0 and isfinite(getattr(self, name))):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be positive and finite.")
-        if self.reduction not in REDUCTIONS:
-            raise unknown("reduction", self.reduction, REDUCTIONS)
+        if self.reduction not in self.reductions:
+            raise unknown("reduction", self.reduction, self.reductions)
         self._check_calibration()
 
     def _coerce(self) -> None:
@@ -142,6 +149,11 @@ class MethodArguments:
     def loss(self, role: str) -> LossSpec:
         """The forget or retain loss."""
         return get_loss(getattr(self, f"{role}_loss"), role)
+
+    def amplifier(self, mode: str | None = None, optimizer: Optimizer | None = None) -> Amplifier:
+        """How βδ reaches the weights; ``mode`` in place of ``amplify`` where given."""
+        alone = self.components == "delta_only"
+        return resolve(mode or self.amplify, self.beta, self.kappa, optimizer, alone=alone)
 
     def rho_at(self, step: int, total: int) -> float:
         """ρ_t."""

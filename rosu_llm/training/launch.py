@@ -13,6 +13,7 @@ from ..data.sources import load_samples
 from ..errors import ConfigError, DataError
 from .checkpoint import last_complete, remove_all
 from .config import ROSUConfig
+from .precision import dtype_argument
 from .recipe import RunArguments, one_line
 from .trainer import ROSUTrainer
 
@@ -22,15 +23,15 @@ logger = logging.getLogger(__name__)
 def run(arguments: RunArguments, config: ROSUConfig) -> ROSUTrainer:
     """Unlearn as described; returns the trainer after training and saving."""
     arguments.check_run()
-    resume = config.resume_from_checkpoint
-    if not resume and not arguments.overwrite and last_complete(Path(config.output_dir)) is not None:
+    if not isinstance(arguments.forget_data, str) or not isinstance(arguments.max_length, int):
         raise ConfigError(
-            f"output_dir={config.output_dir!r} already holds checkpoints. Pass --resume-from-checkpoint true to go on "
-            "from the newest, --overwrite true to start over, or another --output-dir."
+            "Lists for forget_data and max_length are taken in turn at representation level only (forget_loss: "
+            "representation). Give one source and one length, or join the files."
         )
+    check_output(arguments, config)
     if config.calibrate == "holdout" and not arguments.holdout_data:
         raise DataError("calibrate: holdout needs never-trained samples: pass --holdout-data FILE (or a target loss).")
-    tokenizer = _tokenizer(arguments)
+    tokenizer = load_tokenizer(arguments)
     forget = _samples(arguments.forget_data, tokenizer, arguments)
     retain = _samples(arguments.retain_data, tokenizer, arguments)
     holdout = _samples(arguments.holdout_data, tokenizer, arguments) if arguments.holdout_data else None
@@ -62,6 +63,7 @@ def train(
 
 def _samples(source: str | None, tokenizer: Any, arguments: RunArguments) -> Any:
     assert source is not None
+    assert isinstance(arguments.max_length, int)
     return load_samples(
         source,
         tokenizer,
@@ -73,7 +75,18 @@ def _samples(source: str | None, tokenizer: Any, arguments: RunArguments) -> Any
     )
 
 
-def _tokenizer(arguments: RunArguments) -> Any:
+def check_output(arguments: RunArguments, config: ROSUConfig) -> None:
+    """Raise for an output folder with checkpoints of another run."""
+    if config.resume_from_checkpoint or arguments.overwrite or last_complete(Path(config.output_dir)) is None:
+        return
+    raise ConfigError(
+        f"output_dir={config.output_dir!r} already holds checkpoints. Pass --resume-from-checkpoint true to go on "
+        "from the newest, --overwrite true to start over, or another --output-dir."
+    )
+
+
+def load_tokenizer(arguments: RunArguments) -> Any:
+    """The model's tokenizer, able to pad."""
     from transformers import AutoTokenizer
 
     try:
@@ -83,6 +96,11 @@ def _tokenizer(arguments: RunArguments) -> Any:
     except (OSError, ValueError) as error:
         raise _not_loaded(arguments, "tokenizer", error) from error
     if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token is None:
+            raise ConfigError(
+                f"The tokenizer of {arguments.model_name_or_path!r} has neither a pad nor an end-of-text token: set "
+                "pad_token in its tokenizer_config.json."
+            )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
@@ -94,7 +112,7 @@ def _model(arguments: RunArguments) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(
             arguments.model_name_or_path,
-            torch_dtype=getattr(torch, arguments.dtype),
+            **dtype_argument(getattr(torch, arguments.dtype)),
             trust_remote_code=arguments.trust_remote_code,
             **extra,
         )

@@ -88,13 +88,18 @@ def check_layout(accelerator: Any, model: nn.Module, n_gpu: int) -> str:
     return layout
 
 
+def compute_dtype(accelerator: Any) -> torch.dtype | None:
+    """The type autocast rounds weights to in a forward pass; None without autocast."""
+    return _MIXED_PRECISION.get(accelerator.mixed_precision)
+
+
 def build_space(accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> TensorSpace:
     """The space for a model that accelerate has prepared."""
     layout = layout_of(accelerator)
     if layout == "zero":
         return zero_space(model)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    compute = _MIXED_PRECISION.get(accelerator.mixed_precision)
+    compute = compute_dtype(accelerator)
     if layout == "fsdp2":
         return FSDP2Space(model, parameters, compute_dtype=compute)
     no_sync = (lambda: accelerator.no_sync(model)) if layout == "ddp" else None

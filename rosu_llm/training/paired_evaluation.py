@@ -39,9 +39,10 @@ class PairedEvaluation(Base):  # type: ignore[misc]
         return (loss, {}) if return_outputs else loss
 
     def _mean_loss(self, model: nn.Module, batch: Mapping[str, Any], part: str) -> Tensor:
-        spec, context = self.method_args.loss(part), self._window_loss(part).context
+        window = self._window_loss(part)
         with self.compute_loss_context_manager():
-            return spec.function(model, batch, context) / COUNT[spec.unit](batch).clamp(min=1)
+            total = window.spec.function(model, batch, window.context)
+        return total / COUNT[window.spec.unit](batch).clamp(min=1)
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None

@@ -17,7 +17,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from ..errors import ConfigError, RosuError, unknown
+from ..losses import LOSSES
 from .config import ROSUConfig
+from .representation_config import RepresentationConfig
 
 
 @dataclass
@@ -25,13 +27,21 @@ class RunArguments:
     """What a run loads."""
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Model: hub id or folder."})
-    forget_data: str | None = field(default=None, metadata={"help": "To forget: file, or owner/name:config."})
+    forget_data: str | list[str] | None = field(
+        default=None,
+        metadata={"help": "To forget: file, or owner/name:config; representation level: a list is taken in turn."},
+    )
     retain_data: str | None = field(default=None, metadata={"help": "To keep: file, or owner/name:config."})
     holdout_data: str | None = field(default=None, metadata={"help": "Never trained, for calibrate: holdout."})
     question_key: str = field(default="question", metadata={"help": "Field of the question."})
     answer_key: str = field(default="answer", metadata={"help": "Field of the answer."})
     text_key: str = field(default="text", metadata={"help": "Field of plain text."})
-    max_length: int = field(default=512, metadata={"help": "Longest sample in tokens."})
+    max_length: int | list[int] = field(
+        default=512, metadata={"help": "Longest sample in tokens; a list gives one for each forget corpus."}
+    )
+    min_length: int = field(
+        default=0, metadata={"help": "Representation level: leave out documents of up to so many characters."}
+    )
     limit: int | None = field(default=None, metadata={"help": "Use only the first rows of every source."})
     retain_per_forget: int = field(default=1, metadata={"help": "Retain samples per forget sample."})
     dtype: str = field(default="float32", metadata={"help": "Type to load the model in: float32 or bfloat16."})
@@ -91,18 +101,26 @@ def read_flags(flags: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
+    """The configuration that the settings belong to: losses of hidden activations have one of their own."""
+    names = [str(values[key]) for key in ("forget_loss", "retain_loss") if key in values]
+    hidden = any(name in LOSSES and LOSSES[name].reference == "activations" for name in names)
+    return RepresentationConfig if hidden else ROSUConfig
+
+
 def build(values: Mapping[str, Any]) -> tuple[RunArguments, ROSUConfig]:
     """The two groups of arguments, each value checked against its field."""
-    hints = {cls: get_type_hints(cls) for cls in (RunArguments, ROSUConfig)}
+    chosen = config_class(values)
+    hints = {cls: get_type_hints(cls) for cls in (RunArguments, chosen)}
     fields = {f.name: hints[cls][f.name] for cls in hints for f in dataclasses.fields(cls) if f.init}
     for key in values:
         if key not in fields:
-            raise _unknown_key(key, fields)
+            raise _unknown_key(key, fields, chosen)
     typed = {key: coerce(key, value, fields[key]) for key, value in values.items()}
     names = {f.name for f in dataclasses.fields(RunArguments)}
     run = RunArguments(**{k: v for k, v in typed.items() if k in names})
     try:
-        config = ROSUConfig(**{k: v for k, v in typed.items() if k not in names})
+        config = chosen(**{k: v for k, v in typed.items() if k not in names})
     except RosuError:
         raise
     except (ValueError, TypeError, ImportError) as error:  # from TrainingArguments' own checks
@@ -115,9 +133,14 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def _unknown_key(key: str, fields: Mapping[str, Any]) -> ConfigError:
+def _unknown_key(key: str, fields: Mapping[str, Any], chosen: type[ROSUConfig]) -> ConfigError:
     from difflib import get_close_matches
 
+    if chosen is ROSUConfig and key in RepresentationConfig.__dataclass_fields__:
+        return ConfigError(
+            f"{key!r} is a setting of representation-level unlearning: set forget_loss and retain_loss to "
+            "representation with it."
+        )
     near = get_close_matches(key, fields, n=3, cutoff=0.6)
     hint = f" Did you mean {', '.join(near)}?" if near else " 'rosu train --list-settings' lists the method's."
     return ConfigError(f"Unknown setting {key!r}.{hint}")

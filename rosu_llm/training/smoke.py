@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .config import ROSUConfig
 from .launch import train
 from .recipe import RunArguments, build
-from .trainer import ROSUTrainer
+from .representation_config import RepresentationConfig
+from .trainer import ROSUMixin
+
+if TYPE_CHECKING:
+    from ..demo.world import World
 
 #: What a smoke run replaces; everything else of the recipe stays.
 REPLACED: dict[str, Any] = {
@@ -31,7 +36,7 @@ REPLACED: dict[str, Any] = {
 }
 
 
-def run_smoke(values: dict[str, Any]) -> ROSUTrainer:
+def run_smoke(values: dict[str, Any]) -> ROSUMixin:
     """Train two steps with the recipe's method on the demo's world.
 
     The toy model goes to a folder ``smoke`` inside ``output_dir``, where it can overwrite nothing real.
@@ -44,6 +49,28 @@ def run_smoke(values: dict[str, Any]) -> ROSUTrainer:
     from ..demo.world import build_world, small_llama
 
     world = build_world(config.seed, people=SMOKE.people)
+    if isinstance(config, RepresentationConfig):
+        return _smoke_representation(world, arguments, config)
     model = small_llama(len(world.tokenizer), config.seed, hidden=SMOKE.hidden, layers=SMOKE.layers)
     data = world.data
     return train(model, world.tokenizer, data["forget"], data["retain"], data["calibration"], arguments, config)
+
+
+def _smoke_representation(world: World, arguments: RunArguments, config: RepresentationConfig) -> ROSUMixin:
+    """The same at representation level: a toy checkpoint with enough layers, the people's answers as corpora."""
+    from tempfile import TemporaryDirectory
+
+    from ..data.corpus import TextCorpus
+    from ..demo.world import small_llama
+    from .representation_run import train_representation
+
+    sources = arguments.forget_data if isinstance(arguments.forget_data, list) else [""]
+    arguments = replace(arguments, dtype="float32", attn_implementation=None, overwrite=True)
+    texts = {split: [item.answer for item in world.corpus.items[split]] for split in ("forget", "retain")}
+    forget = [TextCorpus(texts["forget"][i :: len(sources)], world.tokenizer, corpus=i) for i in range(len(sources))]
+    retain = TextCorpus(texts["retain"], world.tokenizer)
+    with TemporaryDirectory() as folder:
+        model = small_llama(len(world.tokenizer), config.seed, hidden=32, layers=config.target_layer + 2)
+        model.save_pretrained(folder)
+        world.tokenizer.save_pretrained(folder)
+        return train_representation(folder, world.tokenizer, forget, retain, arguments, config)

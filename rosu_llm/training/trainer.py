@@ -26,7 +26,8 @@ from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..geometry import Inner, Vector
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
-from ..step import Amplifier, Outcome, StepEngine, guard_optimizer, metrics, pull_metrics, resolve
+from ..space import TensorSpace
+from ..step import Amplifier, Outcome, StepEngine, guard_optimizer, metrics, pull_metrics
 from ..step.amplify import NEGLIGIBLE
 from .arguments import MethodArguments
 from .calibrator import Calibrator
@@ -34,7 +35,7 @@ from .checkpoint import REFERENCE_FILE, STATE_FILE, resolve_resume
 from .config import ROSUConfig
 from .layout import build_space, check_layout
 from .paired_evaluation import PairedEvaluation
-from .precision import prepare_precision
+from .precision import dtype_argument, prepare_precision
 from .preflight import Preflight, preflight
 from .saving import Saving
 from .window import WindowLoss, check_batch
@@ -64,6 +65,9 @@ class ROSUMixin(PairedEvaluation, Saving):
     All other arguments are Trainer's.
     """
 
+    #: What each part of a batch must hold.
+    _batch_keys: tuple[str, ...] = ("input_ids", "labels")
+
     def __init__(
         self,
         model: Any = None,
@@ -91,9 +95,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         if model is not None:
             if peft_config is not None:
                 model = _adapt(model, peft_config)
-            # DeepSpeed keeps a float32 master of bf16 weights itself.
-            upcast = settings.upcast and not getattr(args, "deepspeed", None)
-            prepare_precision(model, upcast=upcast, autocast=bool(getattr(args, "bf16", False)))
+            self._prepare_precision(model, args)
         _rename_tokenizer(super().__init__, kwargs)
         tokenizer = kwargs.get("processing_class", kwargs.get("tokenizer"))
         dataset = kwargs.get("train_dataset")
@@ -119,6 +121,12 @@ class ROSUMixin(PairedEvaluation, Saving):
 
     # -- checks ---------------------------------------------------------------------------------
 
+    def _prepare_precision(self, model: nn.Module, args: Any) -> None:
+        # DeepSpeed keeps a float32 master of bf16 weights itself. A launcher sets the plugin, not the argument.
+        deepspeed = getattr(args, "deepspeed", None) or getattr(args, "deepspeed_plugin", None)
+        upcast = self.method_args.upcast and not deepspeed
+        prepare_precision(model, upcast=upcast, autocast=bool(getattr(args, "bf16", False)))
+
     def _check_data(self, train_dataset: Any, holdout: Any, model_init: Any) -> None:
         if model_init is not None and self.method_args.retain_loss == "kl":
             raise ConfigError("retain_loss='kl' needs the initial model: pass model=… instead of model_init=….")
@@ -136,18 +144,21 @@ class ROSUMixin(PairedEvaluation, Saving):
     # -- references and calibration -------------------------------------------------------------
 
     def _build_reference_model(self) -> ReferenceModel | None:
-        if self.method_args.loss("retain").reference != "logits":
+        settings = self.method_args
+        wanting = [role for role in ("forget", "retain") if settings.loss(role).reference == "logits"]
+        if not wanting:
             return None
+        named = f"{wanting[0]}_loss={getattr(settings, f'{wanting[0]}_loss')!r}"
         if self.layout in ("fsdp2", "zero") and not hasattr(self.model, "disable_adapter"):
             raise UnsupportedLayoutError(
-                f"retain_loss={self.method_args.retain_loss!r} would keep a whole second model on every process, which "
-                "sharding is meant to avoid: train an adapter (lora_r), or use retain_loss='nll'."
+                f"{named} would keep a whole second model on every process, which sharding is meant to avoid: train an "
+                f"adapter (lora_r), or use {wanting[0]}_loss='nll'."
             )
         reference = ReferenceModel(self.model)
         if reference.extra_bytes:
             logger.warning(
-                "retain_loss=%r keeps a frozen copy of the model (+%.2f GiB); with LoRA there is none.",
-                self.method_args.retain_loss,
+                "%s keeps a frozen copy of the model (+%.2f GiB); with LoRA there is none.",
+                named,
                 reference.extra_bytes / 2**30,
             )
         return reference
@@ -228,7 +239,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        check_batch(inputs, self.method_args.rule().passes)
+        check_batch(inputs, self.method_args.rule().passes, self._batch_keys)
         self._stash.append(self._prepare_inputs(inputs))
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
@@ -297,11 +308,15 @@ class ROSUMixin(PairedEvaluation, Saving):
         result: torch.optim.Optimizer = optimizer
         return result
 
+    def _build_space(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TensorSpace:
+        """Where the parameters live; a hook for trainers whose passes differ."""
+        return build_space(self.accelerator, model, optimizer)
+
     def _build_engine(self, model: nn.Module) -> StepEngine:
         settings, optimizer = self.method_args, self._raw_optimizer()
         rule = settings.rule()
-        self._amplifier = resolve(settings.amplify, settings.beta, settings.kappa, optimizer)
-        space = build_space(self.accelerator, model, optimizer)
+        self._amplifier = settings.amplifier(optimizer=optimizer)
+        space = self._build_space(model, optimizer)
         self._engine = StepEngine(
             rule,
             space,
@@ -414,7 +429,7 @@ class ROSUTrainer(ROSUMixin, Trainer):
 def _load(name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(name, **dtype_argument(torch.float32))
 
 
 def _adapt(model: Any, peft_config: Any) -> Any:

@@ -22,7 +22,7 @@ from ..step import Closure
 PARTS = ("forget", "retain")
 
 
-def check_batch(batch: Any, parts: Iterable[str] = PARTS) -> None:
+def check_batch(batch: Any, parts: Iterable[str] = PARTS, keys: Iterable[str] = ("input_ids", "labels")) -> None:
     """Raise one clear error for a batch the step cannot use."""
     if not isinstance(batch, Mapping):
         raise DataError(f"A batch must be a mapping {{'forget': …, 'retain': …}}, not {type(batch).__name__}.")
@@ -34,7 +34,7 @@ def check_batch(batch: Any, parts: Iterable[str] = PARTS) -> None:
             )
         if not isinstance(batch[part], Mapping):
             raise DataError(f"batch[{part!r}] must hold input_ids and labels, not {type(batch[part]).__name__}.")
-        for key in ("input_ids", "labels"):
+        for key in keys:
             if key not in batch[part]:
                 raise DataError(f"batch[{part!r}] has keys {sorted(map(str, batch[part]))} but no {key!r}.")
 

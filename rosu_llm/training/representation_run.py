@@ -1,0 +1,86 @@
+"""Run a representation-level recipe: corpora, layers up to ℓ, unlearn, write the copy."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.corpus import AlternatingCorpora, TextCorpus, load_corpus
+from ..data.pairing import ForgetRetainCollator
+from ..errors import ConfigError
+from .checkpoint import remove_all
+from .launch import check_output, load_tokenizer
+from .recipe import RunArguments
+from .representation import RepresentationTrainer
+from .representation_config import RepresentationConfig
+
+logger = logging.getLogger(__name__)
+
+
+def run_representation(arguments: RunArguments, config: RepresentationConfig) -> RepresentationTrainer:
+    """Unlearn as described; returns the trainer after training and saving."""
+    arguments.check_run()
+    if arguments.lora_r is not None:
+        raise ConfigError("lora_r has no place at representation level, which trains a few matrices: leave it out.")
+    check_output(arguments, config)
+    tokenizer = load_tokenizer(arguments)
+    sources = [arguments.forget_data] if isinstance(arguments.forget_data, str) else list(arguments.forget_data or [])
+    lengths = _lengths(arguments.max_length, len(sources))
+    forget = [_corpus(s, tokenizer, arguments, n, i) for i, (s, n) in enumerate(zip(sources, lengths, strict=True))]
+    assert arguments.retain_data is not None
+    retain = _corpus(arguments.retain_data, tokenizer, arguments, max(lengths), 0)
+    assert arguments.model_name_or_path is not None
+    return train_representation(arguments.model_name_or_path, tokenizer, forget, retain, arguments, config)
+
+
+def train_representation(
+    model: Any,
+    tokenizer: Any,
+    forget: list[TextCorpus],
+    retain: TextCorpus,
+    arguments: RunArguments,
+    config: RepresentationConfig,
+) -> RepresentationTrainer:
+    """The second half of :func:`run_representation`, for corpora that are loaded already."""
+    window = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
+    trainer = RepresentationTrainer(
+        model,
+        config,
+        train_dataset=AlternatingCorpora(forget, retain, window=window, seed=config.seed),
+        data_collator=ForgetRetainCollator(tokenizer.pad_token_id),
+        processing_class=tokenizer,
+        dtype=getattr(torch, arguments.dtype),
+        attn_implementation=arguments.attn_implementation,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+    trainer.check_destination(overwrite=arguments.overwrite)
+    if arguments.overwrite and not config.resume_from_checkpoint and config.should_save:
+        remove_all(Path(config.output_dir))
+    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.create_model_card()
+    logger.info("The model is in %s", config.output_dir)
+    return trainer
+
+
+def _corpus(source: str, tokenizer: Any, arguments: RunArguments, max_length: int, number: int) -> TextCorpus:
+    return load_corpus(
+        source,
+        tokenizer,
+        text_key=arguments.text_key,
+        min_length=arguments.min_length,
+        max_length=max_length,
+        limit=arguments.limit,
+        corpus=number,
+    )
+
+
+def _lengths(given: int | list[int], count: int) -> list[int]:
+    if isinstance(given, int):
+        return [given] * count
+    if len(given) != count or not all(isinstance(n, int) for n in given):
+        raise ConfigError(f"max_length={given!r} must be one number, or one for each of the {count} forget corpora.")
+    return given
