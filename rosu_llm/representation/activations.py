@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..losses.language import MODEL_INPUTS
+from .memo import FirstLayer, Memo
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class Prepared:
         reference: h₀, the activations under the initial weights.
         hidden: input of the first trained layer (fast), or nothing.
         calls: further arguments of each layer from there on (fast).
+        memo: what the first of them need not compute again (fast).
         inputs: the model's inputs (plain).
     """
 
     reference: Tensor
     hidden: Tensor | None = None
     calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = ()
+    memo: Memo | None = None
     inputs: Mapping[str, Any] | None = None
 
 
@@ -66,6 +70,9 @@ class FastActivations:
     ) -> None:
         self._model, self._initial = model, initial
         self._suffix = list(layers)[first : last + 1]
+        owners = {model.get_submodule(name.rpartition(".")[0]) for name in initial}
+        trained = [module for module in self._suffix[0].modules() if module in owners]
+        self._first = FirstLayer(self._suffix[0], trained[0]) if len(trained) == 1 else None
 
     @torch.no_grad()
     def prepare(self, batch: Mapping[str, Any]) -> Prepared:
@@ -87,20 +94,25 @@ class FastActivations:
             self._initial[name] = tensor.to(batch["input_ids"].device)
         hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in self._suffix]
         hooks.append(self._suffix[-1].register_forward_hook(stop))
+        recording = nullcontext() if self._first is None else self._first.recording()
         try:
-            functional_call(self._model, self._initial, (), _inputs(batch))
+            with recording as memo:
+                functional_call(self._model, self._initial, (), _inputs(batch))
         except _Reached:
             pass
         finally:
             for hook in hooks:
                 hook.remove()
-        return Prepared(outputs[0], inputs[0], tuple(calls))
+        return Prepared(outputs[0], inputs[0], tuple(calls), memo)
 
     def current(self, prepared: Prepared) -> Tensor:
         assert prepared.hidden is not None
-        hidden = prepared.hidden
+        hidden, memo = prepared.hidden, prepared.memo
         for layer, (args, kwargs) in zip(self._suffix, prepared.calls, strict=True):
-            hidden = _tensor(layer(hidden, *args, **kwargs))
+            replaying = nullcontext() if memo is None or self._first is None else self._first.replaying(memo)
+            with replaying:
+                hidden = _tensor(layer(hidden, *args, **kwargs))
+            memo = None  # of the first layer alone
         return hidden
 
 
@@ -140,7 +152,11 @@ class PlainActivations:
 
 
 def attach_casts(model: nn.Module, names: list[str]) -> list[Any]:
-    """Hooks on the modules that own the named parameters; without autocast, types would clash there."""
+    """Let the modules that own the named parameters compute in float32; returns hooks.
+
+    Without autocast the types of activations and weights would clash there, and so would those of a trained weight
+    and the frozen bias beside it.
+    """
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         weight = next(module.parameters(recurse=False))
@@ -156,6 +172,8 @@ def attach_casts(model: nn.Module, names: list[str]) -> list[Any]:
     hooks: list[Any] = []
     for owner in dict.fromkeys(name.rpartition(".")[0] for name in names):
         module = model.get_submodule(owner)
+        for p in module.parameters(recurse=False):
+            p.data = p.data.float()
         hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     return hooks
 
