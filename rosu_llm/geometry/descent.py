@@ -15,18 +15,21 @@ from .rule import Inner
 from .vector import F, R, Vector
 
 
-class _Descent:
+class Descent:
+    """A rule without a surrogate point."""
+
     passes: tuple[str, ...] = ("forget", "retain")
     perturbs = False
     pulls = False
+    surrogate = "retain"
 
     def inner(self, gram: Gram, rho: float) -> Inner:
         raise TypeError(f"{type(self).__name__} has no surrogate point")
 
 
 @dataclass(frozen=True)
-class GradDiff(_Descent):
-    """v = λ_r r − λ_f f."""
+class Weighted(Descent):
+    """A rule with a weight for each gradient, λ_f and λ_r."""
 
     forget_weight: float = 1.0
     retain_weight: float = 1.0
@@ -36,12 +39,17 @@ class GradDiff(_Descent):
             if not getattr(self, name) >= 0.0:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be a number ≥ 0.")
 
+
+@dataclass(frozen=True)
+class GradDiff(Weighted):
+    """v = λ_r r − λ_f f."""
+
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
         return self.retain_weight * R - self.forget_weight * F
 
 
 @dataclass(frozen=True)
-class FineTune(_Descent):
+class FineTune(Descent):
     """v = r: retain descent alone."""
 
     passes = ("retain",)
@@ -51,7 +59,7 @@ class FineTune(_Descent):
 
 
 @dataclass(frozen=True)
-class NegativeGradient(_Descent):
+class NegativeGradient(Descent):
     """v = −f: forget ascent alone."""
 
     passes = ("forget",)

@@ -2,14 +2,16 @@
 
 The perturbation is free to raise the retain loss: to first order by ρ‖r‖cos θ. `MinMax` is ROSU with
 nothing but the projection removed, the fair control for it. `Uam` is the form released with
-Unlearning-Aware Minimization: the gradient at the surrogate point and no amplification.
+Unlearning-Aware Minimization: the gradient at the surrogate point and no amplification; `UamRelaxed` carries it back
+to w by the identity-Hessian Jacobian, `UamReflected` turns around its component along f.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
-from ..errors import unknown
+from ..errors import ConfigError, unknown
 from .gram import Gram
 from .rosu import JACOBIANS, check_threshold
 from .rule import Inner
@@ -25,6 +27,7 @@ class MinMax:
 
     perturbs = True
     pulls = True
+    surrogate = "retain"
 
     def __post_init__(self) -> None:
         if self.jacobian not in JACOBIANS:
@@ -60,3 +63,27 @@ class Uam(MinMax):
     jacobian: str = "none"
 
     pulls = False
+
+
+@dataclass(frozen=True)
+class UamRelaxed(MinMax):
+    """δ = ρ f/‖f‖, gradient s + (ρ/‖f‖)(I − P_f) s, no amplification."""
+
+    pulls = False
+
+
+@dataclass(frozen=True)
+class UamReflected(Uam):
+    """δ = ρ f/‖f‖, gradient s − γ⟨s,f⟩ f/‖f‖²: γ = 1 removes the component along f, γ = 2 reflects it."""
+
+    reflection: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.reflection >= 0.0 and isfinite(self.reflection)):
+            raise ConfigError(f"reflection={self.reflection!r} must be a number ≥ 0, e.g. 2.")
+
+    def outer(self, gram: Gram, inner: Inner | None) -> Vector:
+        if inner is None or inner.fallback:
+            return R
+        return S - (self.reflection * gram(F, S) / gram(F, F)) * F

@@ -48,6 +48,7 @@ class Rosu:
 
     passes = ("forget", "retain")
     perturbs = True
+    surrogate = "retain"
 
     def __post_init__(self) -> None:
         if self.jacobian not in JACOBIANS:

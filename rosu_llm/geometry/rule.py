@@ -42,7 +42,11 @@ class Rule(Protocol):
 
     @property
     def perturbs(self) -> bool:
-        """Whether a further retain pass at w+δ follows."""
+        """Whether a further pass at w+δ follows."""
+
+    @property
+    def surrogate(self) -> str:
+        """Whose loss that pass takes: ``retain``, or ``forget``."""
 
     @property
     def pulls(self) -> bool:

@@ -32,7 +32,8 @@ class Outcome:
     """What one step computed.
 
     Attributes:
-        losses: value of each pass: ``forget``, ``retain``, and ``surrogate`` for L_r(w+δ).
+        losses: value of each pass: ``forget``, ``retain``, and at w+δ ``surrogate`` (of the retain loss) or
+            ``forget_surrogate``.
         gram: inner products of all captured gradients.
         inner: the perturbation; None for rules without one.
         realized: what became of it in the arithmetic of the model; None where there was none.
@@ -120,7 +121,7 @@ class StepEngine:
         losses: dict[str, float] = {}
         state: RandomState | None = None
         for i, name in enumerate(rule.passes):
-            if name == "retain":
+            if name == rule.surrogate:
                 state = RandomState.now(self._devices)
             losses[name] = self._pass(name, window[name])
             if rule.perturbs or i + 1 < len(rule.passes):
@@ -145,7 +146,8 @@ class StepEngine:
             ):
                 assert state is not None
                 state.restore()
-                losses["surrogate"] = self._pass("surrogate", window["retain"])
+                name = "surrogate" if rule.surrogate == "retain" else "forget_surrogate"
+                losses[name] = self._pass(name, window[rule.surrogate])
             space.hold("s")
             gram = space.gram([*names, "s"], known=gram)
             if not self._usable(gram):

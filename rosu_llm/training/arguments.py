@@ -70,8 +70,9 @@ class MethodArguments:
     calibrate_every: int = field(default=1, metadata=_help("Steps between measurements of the held-out loss."))
 
     # -- baselines ------------------------------------------------------------------------------
-    forget_weight: float = field(default=1.0, metadata=_help("graddiff: weight of the forget gradient."))
-    retain_weight: float = field(default=1.0, metadata=_help("graddiff: weight of the retain gradient."))
+    forget_weight: float = field(default=1.0, metadata=_help("λ_f of graddiff, pcgrad, blur, sam_npo, torchjd."))
+    retain_weight: float = field(default=1.0, metadata=_help("λ_r of the same."))
+    reflection: float = field(default=2.0, metadata=_help("uam_reflected: factor γ on the component along f."))
     npo_beta: float = field(default=0.1, metadata=_help("npo: inverse temperature."))
     simnpo_beta: float = field(default=4.5, metadata=_help("simnpo: inverse temperature."))
     simnpo_delta: float = field(default=0.0, metadata=_help("simnpo: margin."))

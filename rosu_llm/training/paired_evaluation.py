@@ -74,6 +74,6 @@ class PairedEvaluation(Base):  # type: ignore[misc]
         if not isinstance(inputs, Mapping) or not any(part in inputs for part in PARTS):
             return int(super().floating_point_ops(inputs))
         rule = self.method_args.rule()
-        times = {"forget": 1, "retain": 1 + int(rule.perturbs)}
+        times = {part: 1 + int(rule.perturbs and rule.surrogate == part) for part in PARTS}
         once = super().floating_point_ops
         return sum(times[part] * int(once(inputs[part])) for part in rule.passes)

@@ -6,8 +6,10 @@ import pytest
 
 from rosu_llm.geometry import METHODS, Rosu, Stabilizer, build_rule
 from rosu_llm.geometry.descent import FineTune, GradDiff, NegativeGradient
-from rosu_llm.geometry.minmax import MinMax, Uam
+from rosu_llm.geometry.minmax import MinMax, Uam, UamReflected, UamRelaxed
+from rosu_llm.geometry.pcgrad import Blur, PCGrad, PCGradConflict
 from rosu_llm.geometry.rule import Rule
+from rosu_llm.geometry.sharpness import SharpnessAware
 
 
 @pytest.mark.parametrize(
@@ -16,6 +18,12 @@ from rosu_llm.geometry.rule import Rule
         ("rosu", Rosu("relaxed", Stabilizer(1e-8, "absolute"), 1e-6)),
         ("minmax", MinMax("relaxed", 1e-6)),
         ("uam", Uam("none", 1e-6)),
+        ("uam_relaxed", UamRelaxed("relaxed", 1e-6)),
+        ("uam_reflected", UamReflected("none", 1e-6, 2.0)),
+        ("pcgrad", PCGrad(1.0, 1.0)),
+        ("pcgrad_conflict", PCGradConflict(1.0, 1.0)),
+        ("blur", Blur(1.0, 1.0)),
+        ("sam_npo", SharpnessAware(1.0, 1.0, 1e-6)),
         ("graddiff", GradDiff(1.0, 1.0)),
         ("ft", FineTune()),
         ("ng", NegativeGradient()),
@@ -30,7 +38,9 @@ def test_defaults_are_those_of_the_paper(method: str, expected: Rule) -> None:
 
 def test_every_method_is_covered_here() -> None:
     """A method added to the registry needs its tests."""
-    assert sorted(METHODS) == ["ft", "graddiff", "minmax", "ng", "rosu", "uam"]
+    assert sorted(METHODS) == sorted(
+        "rosu minmax uam uam_relaxed uam_reflected pcgrad pcgrad_conflict blur sam_npo graddiff ft ng".split()
+    )
 
 
 def test_options_reach_the_rule() -> None:
@@ -39,6 +49,10 @@ def test_options_reach_the_rule() -> None:
     assert rosu == Rosu("none", Stabilizer(0.5, "relative"), 0.25)
     assert build_rule("minmax", jacobian="none", eps_q=0.25) == MinMax("none", 0.25)
     assert build_rule("uam", eps_q=0.25) == Uam(eps_q=0.25)
+    assert build_rule("uam_reflected", reflection=1.0) == UamReflected(reflection=1.0)
+    assert build_rule("sam_npo", forget_weight=2.0, retain_weight=3.0, eps_q=0.25) == SharpnessAware(2.0, 3.0, 0.25)
+    for name, rule in (("pcgrad", PCGrad), ("pcgrad_conflict", PCGradConflict), ("blur", Blur)):
+        assert build_rule(name, forget_weight=2.0, retain_weight=3.0) == rule(2.0, 3.0)
     assert build_rule("graddiff", forget_weight=2.0, retain_weight=3.0) == GradDiff(2.0, 3.0)
 
 
