@@ -1,4 +1,4 @@
-"""``rosu train --accelerate-config NAME --num-processes N``: the same command on several devices."""
+"""``rosu VERB … --num-processes N``: the same command on several devices, through ``accelerate launch``."""
 
 from __future__ import annotations
 
@@ -27,8 +27,14 @@ def config_file(name: str) -> Path:
     return path
 
 
-def command(name: str | None, processes: int | None, argv: Sequence[str]) -> list[str]:
-    """The ``accelerate launch`` call for ``rosu train`` with these arguments."""
+def command(
+    name: str | None,
+    processes: int | None,
+    argv: Sequence[str],
+    verb: Sequence[str] = ("train",),
+    flags: Sequence[str] = (),
+) -> list[str]:
+    """The ``accelerate launch`` call for ``rosu VERB`` with these arguments; ``flags`` go to the launcher."""
     if name is None:
         raise ConfigError(f"--num-processes needs a layout: add --accelerate-config {'|'.join(LAYOUTS)}.")
     if processes is not None and processes < 1:
@@ -36,12 +42,18 @@ def command(name: str | None, processes: int | None, argv: Sequence[str]) -> lis
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config_file(name))]
     if processes is not None:
         launch += ["--num_processes", str(processes)]
-    return [*launch, "-m", "rosu_llm", "train", *_without_launch_flags(argv)]
+    return [*launch, *flags, "-m", "rosu_llm", *verb, *_without_launch_flags(argv)]
 
 
-def launch(name: str | None, processes: int | None, argv: Sequence[str]) -> int:
+def launch(
+    name: str | None,
+    processes: int | None,
+    argv: Sequence[str],
+    verb: Sequence[str] = ("train",),
+    flags: Sequence[str] = (),
+) -> int:
     """Replace this process by the launcher."""
-    call = command(name, processes, argv)
+    call = command(name, processes, argv, verb, flags)
     sys.stdout.flush()
     os.execv(call[0], call)  # noqa: S606
 
