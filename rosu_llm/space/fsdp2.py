@@ -103,7 +103,14 @@ class FSDP2Space(TensorSpace):
 
     def _published(self) -> None:
         super()._published()
-        # A forward without backward (evaluation) may have left gathered copies behind: they are stale now.
+        self._reshard()
+
+    def _written(self) -> None:
+        # The optimizer is about to step: a forward since the last backward (calibration) may have left gathered copies.
+        self._reshard()
+
+    def _reshard(self) -> None:
+        """Drop gathered copies, which a forward without backward leaves behind: the next forward would read them."""
         for module in self._sharded:
             module.reshard()  # type: ignore[operator]
 

@@ -179,6 +179,10 @@ class Zero3Space(ZeroSpace):
         super()._published()
         # Small parameters stay gathered between passes, and a forward may have left others so: drop those copies.
         gathered = [p for p in self.parameters if p.ds_status.name == "AVAILABLE"]
+        for p in gathered:
+            # A tied embedding is still marked as in use after backward (its input has no gradient to hook); no pass is
+            # running here, and DeepSpeed clears the mark in the same way after its own step.
+            p.ds_active_sub_modules.clear()
         if gathered:
             gathered[0].partition(gathered, has_been_updated=False)
         if self._persistent:

@@ -46,6 +46,20 @@ class Saving(Base):  # type: ignore[misc]
                 if self._calibrator is not None:
                     write_atomically(folder / STATE_FILE, json.dumps({"calibrate_target": self._calibrator.target}))
             super()._save_checkpoint(model, trial, *args, **kwargs)
+            # Every rank writes its shards and random state: the checkpoint is whole when the last one has.
+            self.accelerator.wait_for_everyone()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As Trainer's, which writes no model at all when FSDP checkpoints are sharded: gather one here."""
+        if not _internal_call and self._writes_sharded_checkpoints():
+            state = self.accelerator.get_state_dict(self.model)  # collective; whole only on the main process
+            if self.args.should_save:
+                self._save(output_dir or self.args.output_dir, state_dict=state)
+        super().save_model(output_dir, _internal_call)
+
+    def _writes_sharded_checkpoints(self) -> bool:
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        return plugin is not None and "FULL_STATE_DICT" not in str(plugin.state_dict_type)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if not self.args.should_save:

@@ -1,134 +1,184 @@
-"""ROSUTrainer gives the same weights on one process, under DDP and under ZeRO; checkpoints and adapters too."""
+"""ROSUTrainer gives the same weights on one process, under DDP, FSDP2 and ZeRO; checkpoints and adapters too.
+
+FSDP2 runs through accelerate's own preparation, on gloo, from the shipped configuration (see trainer_worker.py).
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.conftest import ROOT
+from tests.distributed.processes import Cases, Run, flat, start, start_alone, train
 from tests.models import tiny_llama
-
-WORKER = ROOT / "tests" / "distributed" / "trainer_worker.py"
-TIMEOUT = 240
 
 pytestmark = pytest.mark.xdist_group("processes")
 
+LAYOUTS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+CHECKPOINTING = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+ADAPTER = {"lora": True, "max_steps": 3}
+CALIBRATED = {"calibrate": 5.0, "forget_loss": "npo", "amplify": "optimizer"}
+SAVING = {"save_strategy": "steps", "save_steps": 2, "forget_loss": "npo"}
 
-def environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "DS_ACCELERATOR": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
-    }
+#: Run one after another in one launch per layout.
+EVERYWHERE: Cases = {
+    "plain": {},
+    "saving": SAVING,
+    "checkpointing": CHECKPOINTING,
+    "lora": {**ADAPTER, **CHECKPOINTING},
+    "calibrated": CALIBRATED,
+    "uneven": {"uneven": True, "max_steps": 7, "calibrate": "holdout"},
+}
+BESIDES: dict[str, Cases] = {
+    "ddp": {"twenty": {"max_steps": 20, "calibrate": "holdout"}},
+    "fsdp2": {
+        "evaluated": {"evaluate": True, "eval_strategy": "steps", "eval_steps": 1},
+        "bf16": {"bf16": True, "max_steps": 2, "rho": 1.0},
+        "full": {**SAVING, "state_dict": "FULL_STATE_DICT"},
+    },
+}
 
-
-def start(layout: str, folder: Path, world: int, **settings: Any) -> subprocess.CompletedProcess[str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable]
-    if layout != "local":
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
-    command += [str(WORKER), layout, str(folder), json.dumps(settings)]
-    return subprocess.run(
-        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
-
-
-def train(layout: str, folder: Path, world: int = 2, **settings: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-    done = start(layout, folder, world, **settings)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (file,) = (folder / "model").glob("*model.safetensors")
-    weights = load_file(file)
-    record = json.loads((folder / "logs.json").read_text())
-    return torch.cat([weights[name].double().reshape(-1) for name in sorted(weights)]), record
+Runs = Callable[[str], dict[str, Run]]
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, dict[str, Any]]:
-    return train("local", tmp_path_factory.mktemp("local"), world=1)
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All cases of a layout, run when first asked for."""
+    known: dict[str, dict[str, Run]] = {}
+
+    def get(layout: str) -> dict[str, Run]:
+        if layout.startswith("zero"):
+            pytest.importorskip("deepspeed")
+        if layout not in known:
+            folder = tmp_path_factory.mktemp(layout)
+            if layout == "local":
+                alone: Cases = {"plain": {}, "lora": ADAPTER, "calibrated": CALIBRATED}
+                known[layout] = train(layout, folder, alone, world=1)
+            else:
+                known[layout] = train(layout, folder, {**EVERYWHERE, **BESIDES.get(layout, {})})
+        return known[layout]
+
+    return get
 
 
-def movement(weights: torch.Tensor) -> float:
-    names = dict(tiny_llama().named_parameters())
-    start = torch.cat([names[n].detach().double().reshape(-1) for n in sorted(names)])
-    return float((weights - start).norm())
+def difference(run: Run, truth: Run) -> float:
+    """‖w − w_ref‖/‖w_ref − w₀‖."""
+    start = flat({name: p.detach() for name, p in tiny_llama().named_parameters()})
+    return float((run.vector - truth.vector).norm() / (truth.vector - start).norm())
 
 
-def pin(layout: str) -> None:
-    if layout.startswith("zero"):
-        pytest.importorskip("deepspeed")
-
-
-@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero2", "zero3"])
-def test_training_gives_the_weights_of_one_process(
-    layout: str, tmp_path: Path, reference: tuple[torch.Tensor, dict[str, Any]]
-) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_training_gives_the_weights_of_one_process(layout: str, runs: Runs) -> None:
     """Matched pull, AdamW, clipping on, the same global windows (2 ranks × 2 micro-batches against 4)."""
-    pin(layout)
-    weights, record = train(layout, tmp_path)
-    assert record["layout"] == ("ddp" if layout == "ddp" else "zero")
+    spread, truth = runs(layout)["plain"], runs("local")["plain"]
+    assert spread.record["layout"] == ("zero" if layout.startswith("zero") else layout)
+    assert spread.record["kinds"] == (["DTensor"] if layout == "fsdp2" else ["Tensor"])
     # float32 sums in another order; AdamW divides by √v̂, which magnifies that for tiny gradients
-    assert float((weights - reference[0]).norm()) / movement(reference[0]) < 1e-4
-    for mine, truth in zip(record["logs"], reference[1]["logs"], strict=True):
+    assert difference(spread, truth) < 1e-4
+    for mine, theirs in zip(spread.logs, truth.logs, strict=True):
         for name in ("loss/forget", "loss/surrogate", "norm/q", "coupling/cosine", "step/amplification_ratio"):
-            assert mine[name] == pytest.approx(truth[name], rel=1e-3, abs=1e-5), name
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
 
 
-def test_replicas_stay_identical_to_the_bit(tmp_path: Path) -> None:
-    """Twenty steps with calibration; the worker compares the replicas at the end and fails if they differ."""
-    _, record = train("ddp", tmp_path, max_steps=20, calibrate="holdout")
-    assert len(record["logs"]) == 20
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_model_folder_loads_and_holds_the_weights_in_memory(layout: str, runs: Runs) -> None:
+    from transformers import AutoModelForCausalLM
+
+    run = runs(layout)["plain"]
+    loaded = dict(AutoModelForCausalLM.from_pretrained(run.folder / "model").named_parameters())
+    assert loaded.keys() == run.weights.keys()
+    assert all(torch.equal(loaded[name], value) for name, value in run.weights.items())
 
 
-@pytest.mark.parametrize("layout", ["ddp", "zero2", "zero3"])
-def test_resuming_reproduces_the_uninterrupted_run(layout: str, tmp_path: Path) -> None:
-    pin(layout)
-    whole, _ = train(layout, tmp_path / "a", save_strategy="steps", save_steps=2, forget_loss="npo")
-    checkpoint = str(tmp_path / "a" / "run" / "checkpoint-2")
-    again, _ = train(layout, tmp_path / "b", resume=checkpoint, forget_loss="npo")
-    assert torch.equal(whole, again)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradient_checkpointing_changes_nothing(layout: str, runs: Runs) -> None:
+    assert torch.equal(runs(layout)["checkpointing"].vector, runs(layout)["plain"].vector)
 
 
-@pytest.mark.parametrize("layout", ["ddp", "zero3"])
-def test_lora_and_gradient_checkpointing(layout: str, tmp_path: Path) -> None:
-    pin(layout)
-    settings: dict[str, Any] = {"lora": True, "max_steps": 3}
-    alone, _ = train("local", tmp_path / "local", world=1, **settings)
-    spread, _ = train(
-        layout,
-        tmp_path / layout,
-        gradient_checkpointing=True,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
-        **settings,
-    )
-    # adapters start at zero, so AdamW's first steps are sign-like: rounding shows more than in full weights
-    assert float((alone - spread).norm() / alone.norm()) < 1e-3
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_adapters_with_gradient_checkpointing(layout: str, runs: Runs) -> None:
+    spread, truth = runs(layout)["lora"], runs("local")["lora"]
+    assert spread.weights.keys() == truth.weights.keys()
+    # B starts at zero, so its norm is how far it has moved
+    moved = {name: value for name, value in truth.weights.items() if "lora_B" in name}
+    off = flat({name: spread.weights[name] - value for name, value in moved.items()}).norm()
+    assert float(off / flat(moved).norm()) < 1e-4
+    assert (spread.folder / "model" / "adapter_model.safetensors").is_file()
 
 
-def test_calibration_and_uneven_data_agree_on_every_collective(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_resuming_reproduces_the_uninterrupted_run(layout: str, tmp_path: Path, runs: Runs) -> None:
+    """In new processes, to the bit; FSDP2 also with checkpoints that are not sharded."""
+    names = {"saving": {}, **({"full": {"state_dict": "FULL_STATE_DICT"}} if layout == "fsdp2" else {})}
+    cases: Cases = {
+        name: {"forget_loss": "npo", "resume": str(runs(layout)[name].folder / "run" / "checkpoint-2"), **extra}
+        for name, extra in names.items()
+    }
+    for name, again in train(layout, tmp_path, cases).items():
+        assert len(again.logs) == 4  # two steps of the first run's history, two of its own
+        assert torch.equal(again.vector, runs(layout)[name].vector)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_calibration_between_backward_and_step_leaves_no_stale_weights(layout: str, runs: Runs) -> None:
+    """Its forward gathers weights, has no backward that frees them, and the optimizer moves the shards next."""
+    spread, truth = runs(layout)["calibrated"], runs("local")["calibrated"]
+    assert all(0.0 < entry["calibrate/scale"] <= 1.0 for entry in truth.logs)
+    assert difference(spread, truth) < 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_calibration_and_uneven_data_agree_on_every_collective(layout: str, runs: Runs) -> None:
     """37 samples do not divide by 2 ranks × 2 × 2; an epoch's last window is shorter."""
-    _, record = train("ddp", tmp_path, uneven=True, max_steps=7, calibrate="holdout")
-    assert len(record["logs"]) == 7
-    assert all(0.0 <= entry["calibrate/scale"] <= 1.0 for entry in record["logs"])
+    logs = runs(layout)["uneven"].logs
+    assert len(logs) == 7
+    assert all(0.0 <= entry["calibrate/scale"] <= 1.0 for entry in logs)
+
+
+def test_replicas_stay_identical_to_the_bit(runs: Runs) -> None:
+    """Twenty steps with calibration; the worker compares the replicas at the end and fails if they differ."""
+    assert len(runs("ddp")["twenty"].logs) == 20
+
+
+def test_evaluating_sharded_weights_between_steps_changes_nothing(runs: Runs) -> None:
+    evaluated = runs("fsdp2")["evaluated"]
+    assert len(evaluated.record["evaluations"]) == 4
+    assert torch.equal(evaluated.vector, runs("fsdp2")["plain"].vector)
+
+
+def test_bf16_compute_over_sharded_float32_weights(runs: Runs) -> None:
+    """The shipped configuration's mixed precision: the forward gathers bf16, the shards stay float32."""
+    run = runs("fsdp2")["bf16"]
+    assert {value.dtype for value in run.weights.values()} == {torch.float32}
+    for entry in run.logs:
+        assert 0.5 < entry["perturb/realized"] < 1.5
+        assert 1e-3 < entry["perturb/distortion"] < 1.0  # 8 bits of mantissa
 
 
 def test_a_dying_rank_ends_the_run(tmp_path: Path) -> None:
     started = time.monotonic()
-    done = start("ddp", tmp_path, 2, die=True)
+    done = start("ddp", tmp_path, 2, {"die": {"die": True}})
     assert done.returncode != 0
     assert time.monotonic() - started < 120
+
+
+@pytest.mark.parametrize("layout", ["fsdp2", "zero3"])
+def test_the_others_notice_a_dead_rank_themselves(layout: str, tmp_path: Path) -> None:
+    """Without a launcher that would end them: an error within the time limit, not a hang."""
+    if layout.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    ranks = start_alone(layout, tmp_path, 2, {"die": {"die": True}})
+    try:
+        codes: list[Any] = [rank.wait(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert codes[1] == 3
+    assert codes[0] != 0
 
 
 def test_offload_is_refused_at_construction() -> None:

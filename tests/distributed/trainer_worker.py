@@ -1,33 +1,39 @@
-"""One process of a distributed training run for the tests; started by torchrun.
+"""One process of distributed training runs for the tests; started by torchrun.
 
-    trainer_worker.py LAYOUT FOLDER SETTINGS_JSON
+    trainer_worker.py LAYOUT FOLDER CASES_JSON
 
-Trains a tiny Llama with ROSUTrainer and lets rank 0 write ``weights.safetensors`` and ``logs.json`` into FOLDER.
+For every case (name → settings) a tiny Llama is trained with ROSUTrainer. Rank 0 writes into FOLDER/name: the model as
+``save_model`` writes it, ``weights.safetensors`` with the trained weights as they are in memory, and ``logs.json``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
 
-def main() -> None:
-    layout, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    import torch
+OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict")
 
-    torch.set_num_threads(1)
-    extra: dict[str, Any] = {"use_cpu": True}
+
+def claim(layout: str) -> dict[str, Any]:
+    """Make accelerate's state the layout's, on a CPU; the TrainingArguments that go with it."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
     if layout.startswith("zero"):
         # On a CPU each rank would think it is alone: claim the state with gloo before the arguments build it.
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-        from accelerate import PartialState
-
+        AcceleratorState._reset_state()
         PartialState(backend="gloo")
-        extra = {
+        return {
+            "use_cpu": True,
             "accelerator_config": {"use_configured_state": True},
             "deepspeed": {
                 "zero_optimization": {"stage": int(layout[-1]), "stage3_gather_16bit_weights_on_model_save": True},
@@ -39,13 +45,50 @@ def main() -> None:
                 "bf16": {"enabled": "auto"},
             },
         }
-    elif world > 1:
-        extra["ddp_backend"] = "gloo"
+    if layout == "fsdp2":
+        # accelerate takes up FSDP only where it sees accelerators: say so. All the rest is its own path.
+        AcceleratorState._reset_state()
+        PartialState(cpu=True, backend="gloo").distributed_type = DistributedType.MULTI_GPU
+        return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}
+    return {"use_cpu": True} if layout == "local" else {"use_cpu": True, "ddp_backend": "gloo"}
+
+
+def export_fsdp(state_dict: str | None) -> None:
+    """The environment that ``accelerate launch`` makes of the shipped configuration."""
+    import yaml
+
+    shipped = Path(__file__).parents[2] / "configs" / "accelerate" / "fsdp2.yaml"
+    settings = yaml.safe_load(shipped.read_text())["fsdp_config"]
+    if state_dict:
+        settings["fsdp_state_dict_type"] = state_dict
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    for key, value in settings.items():
+        os.environ[key.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def trained_weights(model: Any) -> dict[str, torch.Tensor]:
+    """What was trained, whole, on every rank."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gathered: Any = contextlib.nullcontext()
+    if any(hasattr(p, "ds_id") for p in named.values()):
+        import deepspeed
+
+        gathered = deepspeed.zero.GatheredParameters(list(named.values()))
+    with gathered:
+        whole = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in named.items()}
+        return {name: p.detach().clone().contiguous() for name, p in whole.items()}
+
+
+def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
+    from transformers import TrainerCallback
 
     from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer
     from tests.models import samples, tiny_llama
 
-    options = {key: settings.pop(key, None) for key in ("lora", "resume", "die", "dtype", "uneven")}
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    options = {key: settings.pop(key, None) for key in OPTIONS}
+    if layout == "fsdp2":
+        export_fsdp(options["state_dict"])
     config = ROSUConfig(
         **{
             "output_dir": str(folder / "run"),
@@ -58,7 +101,7 @@ def main() -> None:
             "logging_steps": 1,
             "save_strategy": "no",
             "disable_tqdm": True,
-            **extra,
+            **claim(layout),
             **settings,
         }
     )
@@ -74,13 +117,13 @@ def main() -> None:
         model,
         config,
         train_dataset=ForgetRetainDataset(samples(count, seed=1), samples(40, seed=2)),
+        eval_dataset=ForgetRetainDataset(samples(6, seed=4), samples(6, seed=5)) if options["evaluate"] else None,
         holdout_dataset=samples(5, seed=3),
         peft_config=peft_config,
     )
     if trainer.accelerator.num_processes != world:
         raise SystemExit(f"accelerate sees {trainer.accelerator.num_processes} processes instead of {world}")
     if options["die"] and trainer.accelerator.process_index == 1:
-        from transformers import TrainerCallback
 
         class Die(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -89,17 +132,31 @@ def main() -> None:
         trainer.add_callback(Die())
     trainer.train(resume_from_checkpoint=options["resume"])
     trainer.save_model(str(folder / "model"))
-    if trainer.accelerator.process_index == 0:
-        entries = [entry for entry in trainer.state.log_history if "loss" in entry]
-        (folder / "logs.json").write_text(json.dumps({"layout": trainer.layout, "world": world, "logs": entries}))
-    if world > 1 and not layout.startswith("zero"):
-        from tests.models import flat
-
-        mine = flat(trainer.model.parameters())
+    weights = trained_weights(trainer.model)
+    if layout == "ddp":
+        mine = torch.cat([w.reshape(-1) for w in weights.values()])
         everyone = [torch.zeros_like(mine) for _ in range(world)]
-        torch.distributed.all_gather(everyone, mine)
+        dist.all_gather(everyone, mine)
         if not all(torch.equal(w, mine) for w in everyone):
             raise SystemExit("replicas have drifted apart")
+    if trainer.accelerator.process_index == 0:
+        save_file(weights, folder / "weights.safetensors")
+        kinds = sorted({type(p.data).__name__ for p in trainer.model.parameters()})
+        record = {"layout": trainer.layout, "world": world, "kinds": kinds}
+        logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+        evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+        (folder / "logs.json").write_text(json.dumps({**record, "logs": logs, "evaluations": evaluations}))
+
+
+def main() -> None:
+    layout, folder, cases = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    torch.set_num_threads(1)
+    for name, settings in cases.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        run(layout, folder / name, settings)
+    if dist.is_initialized():  # a rank that left earlier would tear down connections others still use
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,88 @@
+"""Start the worker of a distributed test: several cases in one launch, since starting takes longer than training."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import ROOT
+
+WORKER = ROOT / "tests" / "distributed" / "trainer_worker.py"
+TIMEOUT = 240
+
+#: Name of a case → settings of its training run.
+Cases = dict[str, dict[str, Any]]
+
+
+def environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
+    }
+
+
+def start(layout: str, folder: Path, world: int, cases: Cases) -> subprocess.CompletedProcess[str]:
+    """Run the cases one after another under torchrun (``local``: without)."""
+    command = [sys.executable]
+    if layout != "local":
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
+    command += [str(WORKER), layout, str(folder), json.dumps(cases)]
+    return subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+
+
+def start_alone(layout: str, folder: Path, world: int, cases: Cases) -> list[subprocess.Popen[bytes]]:
+    """The ranks by hand: nothing watches over them and ends the others when one dies."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), layout, str(folder), json.dumps(cases)],
+            env={**environment(), **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+
+
+class Run:
+    """What one case left behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.record: dict[str, Any] = json.loads((folder / "logs.json").read_text())
+        self.logs: list[dict[str, float]] = self.record["logs"]
+        self.weights = load_file(folder / "weights.safetensors")
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """All trained weights, as they were in memory after training."""
+        return flat(self.weights)
+
+
+def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    """One long float64 vector, in the order of names."""
+    return torch.cat([weights[name].double().reshape(-1) for name in sorted(weights)])
+
+
+def train(layout: str, folder: Path, cases: Cases, world: int = 2) -> dict[str, Run]:
+    """Run the cases; fails with the workers' errors if they do."""
+    done = start(layout, folder, world, cases)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return {name: Run(folder / name) for name in cases}
