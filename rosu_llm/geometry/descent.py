@@ -7,6 +7,7 @@ only the forget part.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError
@@ -22,9 +23,13 @@ class Descent:
     perturbs = False
     pulls = False
     surrogate = "retain"
+    curves = False
 
     def inner(self, gram: Gram, rho: float) -> Inner:
         raise TypeError(f"{type(self).__name__} has no surrogate point")
+
+    def curvature(self, gram: Gram, inner: Inner) -> Mapping[str, Vector]:
+        return {}
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,17 @@ to w by the identity-Hessian Jacobian, `UamReflected` turns around its component
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 
 from ..errors import ConfigError, unknown
 from .gram import Gram
-from .rosu import JACOBIANS, check_threshold
+from .rosu import check_threshold
 from .rule import Inner
 from .vector import F, R, S, Vector
+
+JACOBIANS = ("relaxed", "none")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class MinMax:
     perturbs = True
     pulls = True
     surrogate = "retain"
+    curves = False
 
     def __post_init__(self) -> None:
         if self.jacobian not in JACOBIANS:
@@ -46,6 +50,9 @@ class MinMax:
             return Inner(Vector(), f_norm, alpha=0.0, fallback=True)
         alpha = rho / f_norm
         return Inner(alpha * F, f_norm, alpha)
+
+    def curvature(self, gram: Gram, inner: Inner) -> Mapping[str, Vector]:
+        return {}
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
         if inner is None or inner.fallback:

@@ -7,16 +7,18 @@ relaxed Jacobian (Lemma 1): v = [I + (ρ/‖q‖)(I − P_r − P_⊥)] s.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
 
 from ..errors import ConfigError, unknown
+from . import curvature
 from .gram import Gram
 from .projection import Stabilizer, retain_orthogonal
 from .rule import Inner
 from .vector import F, R, S, Vector
 
-JACOBIANS = ("relaxed", "none")
+JACOBIANS = ("relaxed", "none", *curvature.MODES)
 COMPONENTS = ("full", "delta_only", "v_only")
 
 
@@ -31,7 +33,8 @@ class Rosu:
     """Retain-orthogonal surrogate unlearning.
 
     Args:
-        jacobian: ``relaxed`` (Algorithm 1) or ``none`` (Algorithm 2, the zero-order variant: v = s).
+        jacobian: ``relaxed`` (Algorithm 1), ``none`` (Algorithm 2, the zero-order variant: v = s), or with Hessians
+            ``exact``, ``no_a1``, ``no_a2`` (:mod:`rosu_llm.geometry.curvature`).
         stabilizer: τ of the projection.
         eps_q: ‖q_τ‖ at or below which the step falls back to plain retain descent (Lemma 5). It also falls
             back where q_τ is mostly the residue of τ along r, which the paper leaves open.
@@ -83,6 +86,13 @@ class Rosu:
         along = residue * abs(gram(F, R)) / sqrt(retain_square)
         return along > sqrt(0.5) * q_norm
 
+    @property
+    def curves(self) -> bool:
+        return self.jacobian in curvature.MODES and self.components != "delta_only"
+
+    def curvature(self, gram: Gram, inner: Inner) -> Mapping[str, Vector]:
+        return curvature.needed(self.jacobian, curvature.directions(gram, inner, self.stabilizer))
+
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
         if self.components == "delta_only":
             return Vector()
@@ -90,6 +100,8 @@ class Rosu:
             return R
         if self.jacobian == "none":
             return S
+        if self.curves:
+            return curvature.outer(self.jacobian, inner.alpha, curvature.directions(gram, inner, self.stabilizer))
         u = inner.delta / (inner.alpha * inner.direction_norm)
         c1 = gram(R, S) / self.stabilizer.denominator(gram(R, R))
         c2 = gram.dot(u, S)

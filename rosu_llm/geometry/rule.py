@@ -7,6 +7,7 @@ in :mod:`rosu_llm.geometry.registry`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +55,13 @@ class Rule(Protocol):
 
     def inner(self, gram: Gram, rho: float) -> Inner:
         """δ from the Gram matrix of the gradients at w. Called only if ``perturbs``."""
+
+    @property
+    def curves(self) -> bool:
+        """Whether Hessian-vector products are needed (captured as ``hf`` and ``hr``)."""
+
+    def curvature(self, gram: Gram, inner: Inner) -> Mapping[str, Vector]:
+        """The vectors to multiply by the Hessian of each loss at w, after all passes. Called only if ``curves``."""
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
         """The descent gradient v, from the Gram matrix of all captured gradients."""

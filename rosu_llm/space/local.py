@@ -7,13 +7,15 @@ same scalars and the same update; nothing more is exchanged.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, UnsupportedLayoutError
+from ..geometry import Vector
+from .hessian import hessian_product
 from .tensors import TensorSpace
 
 
@@ -40,6 +42,7 @@ class LocalSpace(TensorSpace):
     Args:
         parameters: usually the optimizer's; frozen ones are left out, tied ones counted once.
         no_sync: returns a context in which a backward pass does not synchronise replicas (DDP).
+        average: replaces a tensor by its mean over ranks, in place, for gradients that no wrapper averages.
         scaler: the loss scaler of fp16 training; its factor is removed before any scalar is formed and
             put back on the gradient the optimizer will unscale.
         compute_dtype: the type the forward pass rounds weights to (autocast); theirs where not given.
@@ -50,12 +53,14 @@ class LocalSpace(TensorSpace):
         parameters: Iterable[nn.Parameter],
         *,
         no_sync: Callable[[], AbstractContextManager[object]] | None = None,
+        average: Callable[[Tensor], None] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(compute_dtype)
         self.parameters = trainable(parameters)
         self._no_sync = no_sync or contextlib.nullcontext
+        self._average = average or (lambda tensor: None)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
@@ -73,6 +78,25 @@ class LocalSpace(TensorSpace):
         self._scaler.step(optimizer)
         self._scaler.update()
         return bool(self._scaler.get_scale() >= before)
+
+    def hessian_product(self, closures: Sequence[Callable[[], Tensor]], vector: Vector, *, into: str) -> None:
+        with self._no_sync():  # double backward goes past the hooks that would synchronise replicas
+            product = hessian_product(closures, self.parameters, self._formed(vector))
+        for tensor in product:
+            self._average(tensor)
+        self._captured[into] = product
+
+    def _formed(self, vector: Vector) -> list[Tensor]:
+        """A combination of captured gradients, as tensors."""
+        names = sorted(vector)
+        coefficients = [vector[n] for n in names]
+        formed = []
+        for w, group in zip(self._truth(), self._grouped(names), strict=True):
+            total = torch.zeros_like(w)
+            for c, part in zip(coefficients, group, strict=True):
+                total.add_(part, alpha=c)
+            formed.append(total)
+        return formed
 
     def _scale(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -72,6 +72,9 @@ class ParameterSpace(Protocol):
 
     def add(self, vector: Vector, *, precise: bool = False) -> None:
         """Move the weights by the given combination."""
+
+    def hessian_product(self, closures: Sequence[Callable[[], Tensor]], vector: Vector, *, into: str) -> None:
+        """Capture under ``into`` the Hessian of the closures' summed loss at w, times the given combination."""
 
     def release(self) -> None:
         """Give back the memory of captured gradients and backup."""

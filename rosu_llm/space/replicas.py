@@ -32,8 +32,7 @@ class ReplicaSpace(LocalSpace):
         scaler: torch.amp.GradScaler | None = None,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(parameters, scaler=scaler, compute_dtype=compute_dtype)
-        self._average = average
+        super().__init__(parameters, average=average, scaler=scaler, compute_dtype=compute_dtype)
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:

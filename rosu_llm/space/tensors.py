@@ -8,14 +8,14 @@ after weights were edited. Everything else is written once, here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from math import sqrt
 
 import torch
 from torch import Tensor
 
-from ..errors import PerturbedWeightsError
+from ..errors import PerturbedWeightsError, UnsupportedLayoutError
 from ..geometry import Gram, Vector
 from .blocks import Sums, blocks, combine, inner, stochastic_round, work_dtype
 from .protocol import Realized
@@ -313,6 +313,13 @@ class TensorSpace:
                 target.fill_(float("inf"))
                 break
         self._written()
+
+    def hessian_product(self, closures: Sequence[Callable[[], Tensor]], vector: Vector, *, into: str) -> None:
+        """Hessian-vector products need whole parameters; layouts that have them override this."""
+        raise UnsupportedLayoutError(
+            "jacobian: exact, no_a1 and no_a2 differentiate twice through whole parameters, which sharding takes "
+            "apart: use one device or DDP, or jacobian: relaxed."
+        )
 
     def release(self) -> None:
         """Give back the memory of the captured gradients and the backup."""

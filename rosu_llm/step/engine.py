@@ -119,10 +119,9 @@ class StepEngine:
         space, rule = self.space, self.rule
         space.begin()
         losses: dict[str, float] = {}
-        state: RandomState | None = None
+        states: dict[str, RandomState] = {}
         for i, name in enumerate(rule.passes):
-            if name == rule.surrogate:
-                state = RandomState.now(self._devices)
+            states[name] = RandomState.now(self._devices)
             losses[name] = self._pass(name, window[name])
             if rule.perturbs or i + 1 < len(rule.passes):
                 space.capture(SLOT[name])
@@ -144,14 +143,17 @@ class StepEngine:
                 space.perturbed(inner.delta, precise=inner.precise, seed=seed) as realized,
                 frozen_statistics(self._module),
             ):
-                assert state is not None
-                state.restore()
+                states[rule.surrogate].restore()
                 name = "surrogate" if rule.surrogate == "retain" else "forget_surrogate"
                 losses[name] = self._pass(name, window[rule.surrogate])
             space.hold("s")
             gram = space.gram([*names, "s"], known=gram)
             if not self._usable(gram):
                 return self._skip(losses, gram)
+            if rule.curves:
+                for part, direction in rule.curvature(gram, inner).items():
+                    states[part].restore()
+                    space.hessian_product(window[part], direction, into=f"h{SLOT[part]}")
         vector = rule.outer(gram, inner)
         amplified = Vector()
         if amplification is not None and rule.pulls and not inner.fallback:

@@ -43,7 +43,10 @@ class MethodArguments:
     # -- the surrogate --------------------------------------------------------------------------
     rho: float = field(default=0.4, metadata=_help("Perturbation radius ρ."))
     rho_schedule: str = field(default="constant", metadata=_help("ρ over the run: constant or cosine."))
-    jacobian: str = field(default="relaxed", metadata=_help("Outer gradient: relaxed (Alg. 1) or none (Alg. 2)."))
+    jacobian: str = field(
+        default="relaxed",
+        metadata=_help("Outer gradient: relaxed (Alg. 1), none (Alg. 2); with Hessians: exact, no_a1, no_a2."),
+    )
     components: str = field(
         default="full", metadata=_help("Terms of the update: full, delta_only (βδ) or v_only (−ηv), for ablations.")
     )

@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UnsupportedLayoutError
 from ..space import FSDP2Space, LocalSpace, TensorSpace, zero_space
@@ -102,5 +102,18 @@ def build_space(accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) 
     compute = compute_dtype(accelerator)
     if layout == "fsdp2":
         return FSDP2Space(model, parameters, compute_dtype=compute)
-    no_sync = (lambda: accelerator.no_sync(model)) if layout == "ddp" else None
-    return LocalSpace(parameters, no_sync=no_sync, scaler=accelerator.scaler, compute_dtype=compute)
+    if layout == "local":
+        return LocalSpace(parameters, scaler=accelerator.scaler, compute_dtype=compute)
+    return LocalSpace(
+        parameters,
+        no_sync=lambda: accelerator.no_sync(model),
+        average=average_over_ranks,
+        scaler=accelerator.scaler,
+        compute_dtype=compute,
+    )
+
+
+def average_over_ranks(tensor: Tensor) -> None:
+    """Replace a tensor by its mean over processes."""
+    torch.distributed.all_reduce(tensor)
+    tensor.div_(torch.distributed.get_world_size())

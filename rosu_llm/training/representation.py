@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer
 
+from ..data.pairing import ForgetRetainCollator
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..losses import LossContext
 from ..losses.representation import RepresentationContext, bootstrap_noise, control_vectors, unit_of
@@ -34,11 +35,11 @@ from ..representation.names import check_target, layer_index, layer_stack, train
 from ..space import LocalSpace, ReplicaSpace, TensorSpace
 from ..step import Outcome
 from .checkpoint import staged
-from .layout import compute_dtype
+from .layout import average_over_ranks, compute_dtype
 from .precision import dtype_argument
 from .representation_config import RepresentationArguments, RepresentationConfig
 from .trainer import ROSUMixin
-from .window import WindowLoss
+from .window import PARTS, WindowLoss
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +89,16 @@ class RepresentationMixin(ROSUMixin):
             model, names = self._load(str(model), settings, dtype, options)
         else:
             names = self._select(model, settings)
-        self._given_dtypes = {name: p.dtype for name, p in model.named_parameters() if name in names}
+        self._given_dtypes = {name: p.dtype for name, p in model.named_parameters()}
         self._theta: dict[str, nn.Parameter] = dict(_freeze_rest(model, names))
         attach_casts(model, names)
         self._initial = {name: p.detach().clone() for name, p in self._theta.items()}
         stack = layer_stack(model, settings.layer_stack)
         self._activations = self._build_activations(model, stack, settings)
         self._prepared: dict[int, Prepared] = {}
+        if kwargs.get("data_collator") is None:
+            tokenizer = kwargs.get("processing_class", kwargs.get("tokenizer"))
+            kwargs["data_collator"] = ForgetRetainCollator(getattr(tokenizer, "pad_token_id", None) or 0)
         super().__init__(model, args, *rest, method_args=settings, **kwargs)
         if self.layout not in ("local", "ddp"):
             raise UnsupportedLayoutError(
@@ -150,6 +154,10 @@ class RepresentationMixin(ROSUMixin):
 
     # -- the step -------------------------------------------------------------------------------
 
+    def compute_loss_context_manager(self) -> Any:
+        """Autocast; accelerate puts it around the forward of the whole model only, and h must be computed like h₀."""
+        return self.accelerator.autocast()
+
     def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
         model.eval()  # no dropout: activations are compared with those of the initial model
         try:
@@ -190,16 +198,21 @@ class RepresentationMixin(ROSUMixin):
         prepared = self._prepared[id(batch)]
         return self._activations.current(prepared), prepared.reference
 
+    def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Losses of paired batches; there is no next-token loss to fall back on."""
+        if not any(part in inputs for part in PARTS):
+            raise DataError(
+                f"An evaluation batch has keys {sorted(map(str, inputs))}, but activations are compared on pairs: give "
+                "eval_dataset the form of the training data ({'forget': …, 'retain': …})."
+            )
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
     def _build_space(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TensorSpace:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         common = {"scaler": self.accelerator.scaler, "compute_dtype": compute_dtype(self.accelerator)}
         if self.layout == "local":
             return LocalSpace(parameters, **common)
-        return ReplicaSpace(parameters, average=self._average, **common)
-
-    def _average(self, tensor: Tensor) -> None:
-        torch.distributed.all_reduce(tensor)
-        tensor.div_(self.accelerator.num_processes)
+        return ReplicaSpace(parameters, average=average_over_ranks, **common)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         if hasattr(self.train_dataset, "window"):  # its order is the alternation
@@ -281,6 +294,9 @@ class RepresentationMixin(ROSUMixin):
         with torch.no_grad():
             for name, tensor in saved.items():
                 self._theta[name].copy_(tensor)
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 
 class RepresentationTrainer(RepresentationMixin, Trainer):

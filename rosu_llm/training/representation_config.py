@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Any
 
 from ..errors import ConfigError, unknown
 from ..geometry import build_rule
@@ -46,6 +47,9 @@ class RepresentationArguments(MethodArguments):
         default="fast",
         metadata={"help": "fast: layers up to ℓ only, frozen ones once per batch; plain: full passes and a copy."},
     )
+
+    def method_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in RepresentationArguments.__dataclass_fields__}
 
     @property
     def reductions(self) -> tuple[str, ...]:

@@ -25,6 +25,11 @@ def run_representation(arguments: RunArguments, config: RepresentationConfig) ->
     arguments.check_run()
     if arguments.lora_r is not None:
         raise ConfigError("lora_r has no place at representation level, which trains a few matrices: leave it out.")
+    if arguments.retain_per_forget != 1:
+        raise ConfigError(
+            f"retain_per_forget={arguments.retain_per_forget} has no place at representation level, where a batch "
+            "holds as many documents to keep as to forget: leave it out."
+        )
     check_output(arguments, config)
     tokenizer = load_tokenizer(arguments)
     sources = [arguments.forget_data] if isinstance(arguments.forget_data, str) else list(arguments.forget_data or [])

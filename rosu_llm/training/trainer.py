@@ -103,6 +103,11 @@ class ROSUMixin(PairedEvaluation, Saving):
             kwargs["data_collator"] = ForgetRetainCollator(getattr(tokenizer, "pad_token_id", None) or 0)
         super().__init__(model, args, *rest, **kwargs)
         self.layout = check_layout(self.accelerator, self.model, self.args.n_gpu)
+        if settings.rule().curves and self.layout not in ("local", "ddp"):
+            raise UnsupportedLayoutError(
+                f"jacobian={settings.jacobian!r} differentiates twice through whole parameters, which {self.layout} "
+                "takes apart: use one device or DDP, or jacobian='relaxed'."
+            )
         if hasattr(dataset, "set_epoch"):
             self.add_callback(_EpochPairing(dataset))
 
