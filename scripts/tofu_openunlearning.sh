@@ -87,6 +87,10 @@ evaluate() {
   local name=$1 path=$2 folder=$3
   shift 3
   [ -f "$folder/.evaluated" ] && return 0
+  # OpenUnlearning continues from what is in its file; one that was cut off while being written would stop it for good.
+  if ! "$PYTHON" -m json.tool "$folder/TOFU_EVAL.json" > /dev/null 2>&1; then
+    rm -f "$folder/TOFU_EVAL.json"
+  fi
   "$PYTHON" "$checkout/src/eval.py" experiment=eval/tofu/default "model=$MODEL" "forget_split=$FORGET" \
     "holdout_split=holdout$portion" "task_name=$name" "model.model_args.pretrained_model_name_or_path=$path" \
     "paths.output_dir=$folder" "+eval/tofu_metrics=[rosu_summary]" "eval.tofu.auc_transform=$AUC_TRANSFORM" \

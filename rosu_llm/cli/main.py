@@ -10,7 +10,9 @@ from .. import __version__
 
 VERBS = {
     "train": "unlearn a model as a YAML file and flags describe",
+    "eval": "measure what a model forgot and kept (WMDP and MMLU through lm-eval)",
     "demo": "watch a small Llama forget ten fictitious people (minutes, CPU, nothing downloaded)",
+    "table": "the paper's TOFU summary from OpenUnlearning's result files",
 }
 
 

@@ -1,0 +1,120 @@
+"""``rosu table PATH … [--retain …] [--target …]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..evaluation.results import Result
+    from ..evaluation.tofu_table import TofuTable
+
+SUFFIXES = {".md": "markdown", ".tex": "latex", ".json": "json"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Read results, show them as a table, write what was asked for."""
+    options = _parser().parse_args(argv)
+
+    from ..errors import ConfigError
+    from ..evaluation.tables import render
+    from ..evaluation.tofu_table import tofu_table
+
+    if bool(options.contribution) != bool(options.name):
+        raise ConfigError("--contribution DIR and --name NAME belong together: give both or neither.")
+    if not 0 <= options.digits <= 12:
+        raise ConfigError(f"--digits {options.digits} is not a number of decimals between 0 and 12.")
+    results, retain, target = _read(options)
+    made = tofu_table(results, retain=retain, target=target, transform=options.auc_transform, best=options.best)
+    form = options.format or SUFFIXES.get(options.out.suffix if options.out else "", "markdown")
+    text = render(made.table, form, digits=options.digits, bold=options.bold)
+    files = {options.out: text} if options.out else {}
+    if options.contribution:
+        files |= _contribution(made, options.contribution, options.name)
+    print(text, end="")
+    _write(files)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rosu table",
+        description="Mem, Priv, Util, Agg and Agg_MU from the result files of OpenUnlearning's TOFU evaluation.",
+        epilog="Example: rosu table saves/unlearn --retain saves/eval/tofu_Llama-3.2-1B-Instruct_retain90 "
+        "--target saves/eval/tofu_Llama-3.2-1B-Instruct_full --best",
+        allow_abbrev=False,
+    )
+    parser.add_argument("paths", type=Path, nargs="*", metavar="PATH", help="run folders, folders of them, or files")
+    parser.add_argument("--retain", type=Path, metavar="PATH", help="results of the retain model (for Priv)")
+    parser.add_argument(
+        "--target", type=Path, metavar="PATH", help="results of the initial model (Util relative to it)"
+    )
+    parser.add_argument(
+        "--auc-transform",
+        default="range",
+        metavar="NAME",
+        help="how an attack's AUC becomes a score: range (default), privleak or span",
+    )
+    parser.add_argument("--best", action="store_true", help="of each method only the run with the highest Agg_MU")
+    parser.add_argument("--checkpoints", action="store_true", help="every evaluated checkpoint of a run as a row")
+    parser.add_argument(
+        "--format", metavar="NAME", help="markdown (default), latex or json; with --out also from its suffix"
+    )
+    parser.add_argument("--digits", type=int, default=2, metavar="N", help="decimals (default 2, as the paper)")
+    parser.add_argument("--bold", action="store_true", help="the best of each column in bold")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table to this file as well")
+    parser.add_argument(
+        "--contribution", type=Path, metavar="DIR", help="write README.md and run.sh for community/methods/NAME there"
+    )
+    parser.add_argument("--name", metavar="NAME", help="the method that --contribution is about")
+    parser.add_argument("--smoke", action="store_true", help="invented results in place of PATH, to see the table")
+    return parser
+
+
+def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Result | None]:
+    """The runs and the references, each file once."""
+    if options.smoke:
+        from ..evaluation.example import example
+
+        return example()
+
+    from ..errors import ConfigError
+    from ..evaluation.collection import find_reference, find_results
+    from ..evaluation.results import read_result
+
+    if not options.paths:
+        raise ConfigError("Nothing to show: give run folders such as saves/unlearn/RUN, or result files.")
+    files = [file for path in options.paths for file in find_results(path, every_checkpoint=options.checkpoints)]
+    results = {file.resolve(): read_result(file) for file in files}
+    split = next((result.split for result in results.values() if result.split), None)
+    references = []
+    for path in (options.retain, options.target):
+        reference = read_result(find_reference(path, split)) if path else None
+        references.append(reference)
+        if reference and len(results) > 1:
+            results.pop(reference.path.resolve(), None)
+    return list(results.values()), references[0], references[1]
+
+
+def _contribution(made: TofuTable, folder: Path, name: str) -> dict[Path, str]:
+    from ..errors import ConfigError
+    from ..evaluation.contribution import contribution
+
+    files = {folder / file: text for file, text in contribution(made, name).items()}
+    existing = [str(path) for path in files if path.exists()]
+    if existing:
+        raise ConfigError(f"{', '.join(existing)} exist already and may have been edited: give another --contribution.")
+    return files
+
+
+def _write(files: dict[Path, str]) -> None:
+    from ..training.checkpoint import write_atomically
+
+    for path, text in files.items():
+        write_atomically(path, text)
+        if path.suffix == ".sh":
+            path.chmod(path.stat().st_mode | 0o111)
+        print(f"wrote {path}", file=sys.stderr)

@@ -1,0 +1,107 @@
+"""What a run of OpenUnlearning left behind about itself: Hydra's record of its configuration, and the trainer's state.
+
+Hydra writes ``.hydra/config.yaml``, ``overrides.yaml`` and ``hydra.yaml`` into a job's folder, transformers writes
+``trainer_state.json``, and ``scripts/tofu_openunlearning.sh`` writes ``rosu_run.json`` (launcher and devices). Any of
+them may be absent; nothing is guessed in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job's record; empty where the folder holds none.
+
+    Attributes:
+        config: the composed configuration.
+        overrides: what was typed on the command line.
+        hydra: Hydra's own settings, with the chosen file of each configuration group.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    hydra: Mapping[str, Any] = field(default_factory=dict)
+
+    def get(self, path: str) -> Any:
+        """The configuration's value at ``a.b.c``, or None; Hydra records references such as ``${x.y}`` as they are."""
+        for _ in range(8):  # a chain of references; a circle of them ends as unknown
+            value = _at(self.config, path)
+            found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if not found:
+                return None if isinstance(value, str) and "${" in value else value
+            path = found[1]
+        return None
+
+    def choice(self, group: str) -> str | None:
+        """Which file was chosen for a configuration group such as ``trainer``."""
+        choices = _at(self.hydra, "runtime.choices")
+        value = choices.get(group) if isinstance(choices, Mapping) else None
+        return value if isinstance(value, str) else None
+
+    @property
+    def config_name(self) -> str | None:
+        """The primary configuration, such as ``unlearn.yaml``."""
+        value = _at(self.hydra, "job.config_name")
+        return value if isinstance(value, str) else None
+
+    @property
+    def uses_plugin(self) -> bool:
+        """Whether this package's callback took part."""
+        callbacks = _at(self.hydra, "callbacks")
+        targets = (
+            [_at(callback, "_target_") for callback in callbacks.values()] if isinstance(callbacks, Mapping) else []
+        )
+        return any(str(target).startswith("rosu_llm.") for target in targets)
+
+
+def read_job(folder: Path) -> Job:
+    """The record of the job that ran in ``folder``."""
+    config = _yaml(folder / ".hydra" / "config.yaml")
+    overrides = _yaml(folder / ".hydra" / "overrides.yaml")
+    hydra = _yaml(folder / ".hydra" / "hydra.yaml")
+    return Job(
+        config if isinstance(config, dict) else {},
+        tuple(map(str, overrides)) if isinstance(overrides, list) else (),
+        hydra.get("hydra") or {} if isinstance(hydra, dict) else {},
+    )
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON object such as ``trainer_state.json``; empty when the file is absent."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}): delete it or repeat the run.") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _yaml(path: Path) -> Any:
+    if not path.is_file():
+        return None
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not YAML ({str(error).splitlines()[0]}): delete it or repeat the run.") from error
+
+
+def _at(tree: Any, path: str) -> Any:
+    for key in path.split("."):
+        if not isinstance(tree, Mapping):
+            return None
+        tree = tree.get(key)
+    return tree

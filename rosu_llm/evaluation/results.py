@@ -1,0 +1,178 @@
+"""One result of OpenUnlearning's TOFU evaluator: what the file says, and which run, split and model it is of.
+
+It writes ``TOFU_EVAL.json`` (per question) and ``TOFU_SUMMARY.json`` (means only) into ``saves/unlearn/RUN/evals``
+(after training), ``saves/unlearn/RUN/checkpoint-N/evals`` (during it) and ``saves/eval/RUN`` (reference models).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+from .aggregates import truth_probability
+from .provenance import Job, read_job
+from .tofu_summary import INPUTS, TRUTH_RATIO
+
+FILES = ("TOFU_EVAL.json", "TOFU_SUMMARY.json")
+FORGET_QUALITY = "forget_quality"  # in no score of ours, but on OpenUnlearning's leaderboard
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"^tofu_(?P<model>.+?)_(?:full|retain\d\d|forget\d\d)(?:_|$)")
+_OF_TOFU = re.compile(r"^(forget_(Q_A|truth_ratio|quality)|model_utility|(retain|ra|wf)_(Q_A|Truth))")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model's evaluation.
+
+    Attributes:
+        path: the file that was read.
+        figures: metric name → value, usable ones only.
+        unusable: metric name → why its value cannot be used.
+        questions: how many forget questions were asked, where the file tells.
+        derived_truth_ratio: the truth ratio was formed from the file's losses rather than read.
+    """
+
+    path: Path
+    figures: Mapping[str, float]
+    unusable: Mapping[str, str]
+    questions: int | None
+    derived_truth_ratio: bool
+
+    @cached_property
+    def evaluation(self) -> Job:
+        """The record of the evaluation."""
+        return read_job(self.path.parent)
+
+    @cached_property
+    def training(self) -> Job:
+        """The record of the run that made the model."""
+        return read_job(self.run)
+
+    @property
+    def run(self) -> Path:
+        """The run's folder."""
+        folder = Path(os.path.abspath(self.path)).parent
+        if folder.name.startswith("evals"):
+            folder = folder.parent
+        return folder.parent if _CHECKPOINT.fullmatch(folder.name) else folder
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The step at which it was evaluated, when that was during training."""
+        found = _CHECKPOINT.fullmatch(self.path.parent.parent.name)
+        return int(found[1]) if found and self.path.parent.name.startswith("evals") else None
+
+    @property
+    def split(self) -> str | None:
+        """The forget split, as recorded, else as the folder's name says."""
+        for job in (self.evaluation, self.training):
+            recorded = job.get("eval.tofu.forget_split") or job.get("forget_split")
+            if recorded:
+                return str(recorded)
+        for folder in (self.path.parent.name, self.run.name):
+            if found := re.search(r"forget\d\d", folder):
+                return found[0]
+            if found := re.search(r"retain(\d\d)", folder):
+                return f"forget{100 - int(found[1]):02d}"
+        return None
+
+    @property
+    def model(self) -> str | None:
+        """The model family by the name of its configuration, as recorded, else as the folder's name says."""
+        named = _NAME.match(self.run.name)
+        return self.evaluation.choice("model") or self.training.choice("model") or (named["model"] if named else None)
+
+    @property
+    def trainer(self) -> str | None:
+        """The trainer's configuration, as recorded."""
+        chosen = self.training.choice("trainer") or self.training.get("trainer.handler")
+        return str(chosen) if chosen else None
+
+    @property
+    def label(self) -> str:
+        """The run's name without what all rows of a table share, with the checkpoint if it is one."""
+        shared = f"tofu_{self.model}_{self.split}_"
+        name = self.run.name
+        name = name.removeprefix(shared) or name
+        return name if self.checkpoint is None else f"{name}/checkpoint-{self.checkpoint}"
+
+
+def read_result(path: Path) -> Result:
+    """Read one file in either form."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not whole JSON ({error}): if its evaluation was interrupted, repeat it.") from None
+    if not isinstance(content, dict) or not any(_OF_TOFU.match(key) for key in content):
+        raise DataError(
+            f"{path} is not a result of OpenUnlearning's TOFU evaluation: none of its metrics is in it. "
+            f"Give a {' or '.join(FILES)}, or a folder with one."
+        )
+    figures: dict[str, float] = {}
+    unusable: dict[str, str] = {}
+    for name in (*INPUTS, FORGET_QUALITY):
+        if name in content:
+            entry = content[name]
+            value, why = _usable(entry.get("agg_value") if isinstance(entry, dict) else entry, name, path)
+            if value is None:
+                unusable[name] = why
+            else:
+                figures[name] = value
+    derived = TRUTH_RATIO not in figures and _add_truth_ratio(content, figures, path)
+    return Result(path, figures, unusable, _count(content), derived)
+
+
+def _usable(value: Any, name: str, path: Path) -> tuple[float | None, str]:
+    """The value when it is a number in [0, 1] (all inputs are), or why there is none."""
+    if value is None:
+        return None, "null"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DataError(f"{path}: {name} is {value!r}, not a number. Evaluate that metric again.")
+    if not math.isfinite(value):
+        return None, "not finite"
+    if not -1e-6 <= value <= 1 + 1e-6:
+        raise DataError(f"{path}: {name} is {value}, outside [0, 1], so it is not what TOFU's evaluator calls so.")
+    return min(1.0, max(0.0, float(value))), ""
+
+
+def _add_truth_ratio(content: Mapping[str, Any], figures: dict[str, float], path: Path) -> bool:
+    """Form the truth ratio from the losses that other metrics left in the file; True when that was possible."""
+    true = _losses(content.get("forget_Q_A_PARA_Prob"))
+    false = _losses(content.get("forget_Q_A_PERT_Prob"))
+    if not true or true.keys() != false.keys():
+        return False
+    value, _ = _usable(truth_probability(list(true.values()), [false[key] for key in true]), TRUTH_RATIO, path)
+    if value is not None:
+        figures[TRUTH_RATIO] = value
+    return value is not None
+
+
+def _losses(metric: Any) -> dict[str, float]:
+    """Mean token loss by question; the mean over a question's several answers."""
+    by_index = metric.get("value_by_index") if isinstance(metric, dict) else None
+    losses: dict[str, float] = {}
+    for key, entry in (by_index if isinstance(by_index, dict) else {}).items():
+        loss = entry.get("avg_loss") if isinstance(entry, dict) else None
+        several = loss if isinstance(loss, list) else [loss]
+        if not several or not all(isinstance(number, int | float) for number in several):
+            return {}
+        losses[key] = sum(several) / len(several)
+    return losses
+
+
+def _count(content: Mapping[str, Any]) -> int | None:
+    """How many forget questions the file has answers for."""
+    for name in ("forget_truth_ratio", "forget_Q_A_PARA_Prob", "forget_Q_A_Prob", "extraction_strength"):
+        by_index = content[name].get("value_by_index") if isinstance(content.get(name), dict) else None
+        if isinstance(by_index, dict) and by_index:
+            return len(by_index)
+    return None
