@@ -75,3 +75,47 @@ def samples(
 def flat(tensors: Any) -> Tensor:
     """One long float64 vector."""
     return torch.cat([t.detach().double().reshape(-1) for t in tensors])
+
+
+#: Small models of other families: names of the classes, what they need beside the common sizes, and the matrices of
+#: layers 1 and 2 that a test trains. Families that the installed transformers does not have yet are skipped.
+FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("Llama", {}, "mlp.down_proj"),
+    "mistral": ("Mistral", {"sliding_window": 5, "head_dim": 8}, "mlp.down_proj"),
+    "qwen2": ("Qwen2", {}, "mlp.down_proj"),
+    "qwen3": ("Qwen3", {"head_dim": 8}, "mlp.down_proj"),
+    "phi": ("Phi", {"num_key_value_heads": 4, "pad_token_id": 0}, "mlp.fc2"),
+    "phi3": ("Phi3", {"pad_token_id": 0}, "mlp.down_proj"),
+    "gemma": ("Gemma", {"head_dim": 8}, "mlp.down_proj"),
+    "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}, "mlp.down_proj"),
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2},
+        "mlp.down_proj",
+    ),
+}
+
+
+def tiny_decoder(family: str = "llama", seed: int = 0, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Any:
+    """A four-layer model of one of :data:`FAMILIES`, random weights large enough for activations to differ."""
+    import pytest
+    import transformers
+
+    name, extra, _ = FAMILIES[family]
+    config_class = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config", None)
+    if config_class is None:
+        pytest.skip(f"the installed transformers has no {name}")
+    common = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.15,
+        "use_cache": False,
+    }
+    torch.manual_seed(seed)
+    config = config_class(**{**common, **extra, **overrides})
+    return getattr(transformers, f"{name}ForCausalLM")(config).to(dtype).eval()

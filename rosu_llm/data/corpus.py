@@ -87,26 +87,34 @@ def _read(source: str, text_key: str) -> tuple[list[str], str]:
             rows = read_hub(source)
         except DataError as error:
             raise DataError(f"{error}{hint}") from error
-        return [_text(row, text_key, source, i) for i, row in enumerate(rows, 1)], f"hub, field {text_key!r}"
+        texts = [_text(row, text_key, f"{source}, row {number},") for number, row in enumerate(rows, 1)]
+        return texts, f"hub, field {text_key!r}"
     try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+        every = enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1)  # U+2028 ends no line
+        lines = [(number, line) for number, line in every if line.strip()]
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
     if not lines:
         raise DataError(f"{path} is empty.")
-    if path.suffix not in (".json", ".jsonl") and not _is_json(lines[0]):
-        return lines, "plain lines"
+    if path.suffix not in (".json", ".jsonl") and not _is_json(lines[0][1]):
+        objects = [number for number, line in lines if line.lstrip().startswith("{") and _is_json(line)]
+        if objects:
+            raise DataError(
+                f"{path}, line {objects[0]}, is a JSON object although the first line is plain text: write one JSON "
+                "object per line throughout, or plain lines."
+            )
+        return [line for _, line in lines], "plain lines"
     texts = []
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(
-                f"{path}, document {number}, is not JSON ({error.msg}) although "
-                + ("the file's name says so. " if number == 1 else "the first one is. ")
+                f"{path}, line {number}, is not JSON ({error.msg}) although "
+                + ("the file's name says so. " if number == lines[0][0] else "the first one is. ")
                 + "Write one JSON object per line, or plain lines in a .txt file."
             ) from error
-        texts.append(_text(row, text_key, str(path), number))
+        texts.append(_text(row, text_key, f"{path}, line {number},"))
     return texts, f"JSON lines, field {text_key!r}"
 
 
@@ -117,13 +125,13 @@ def _is_json(line: str) -> bool:
         return False
 
 
-def _text(row: Any, key: str, source: str, number: int) -> str:
+def _text(row: Any, key: str, where: str) -> str:
     if isinstance(row, str):
         return row
     if isinstance(row, Mapping) and isinstance(row.get(key), str):
         return str(row[key])
     found = f"fields {sorted(row)}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
-    raise DataError(f"{source}, document {number}, has {found}, but no text under {key!r}: name the field by text_key.")
+    raise DataError(f"{where} has {found}, but no text under {key!r}: name the field by text_key.")
 
 
 class AlternatingCorpora(Dataset[dict[str, Any]]):

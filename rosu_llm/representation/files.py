@@ -61,7 +61,7 @@ def read_header(path: Path) -> dict[str, Entry]:
             for name, e in header.items()
             if name != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise DataError(f"{path} is not a whole safetensors file ({error}). Download it again.") from error
     expected = max((e.end for e in entries.values()), default=start)
     if size != expected:
@@ -86,6 +86,8 @@ class CheckpointFiles:
                 self.entries[tensor], self.where[tensor] = entry, name
 
     def _shards(self) -> list[str]:
+        if (self.folder / SINGLE).is_file():  # transformers, too, prefers it to an index beside it
+            return [SINGLE]
         index = self.folder / INDEX
         if index.is_file():
             try:
@@ -96,8 +98,6 @@ class CheckpointFiles:
             if outside:
                 raise DataError(f"{index} names files outside its folder: {', '.join(outside[:3])}.")
             return files
-        if (self.folder / SINGLE).is_file():
-            return [SINGLE]
         raise DataError(
             f"{self.folder} holds neither {SINGLE} nor {INDEX}. Only safetensors are read: save the model with "
             "save_pretrained of a current transformers first."
@@ -115,7 +115,7 @@ class CheckpointFiles:
             p.name
             for p in self.folder.iterdir()
             if p.is_file() and p.suffix in _COMPANIONS and p.name not in _NOT_COMPANIONS
-        ) + ([INDEX] if (self.folder / INDEX).is_file() else [])
+        ) + ([] if self.shards == [SINGLE] else [INDEX])
 
     @property
     def size(self) -> int:
@@ -164,8 +164,8 @@ class CheckpointFiles:
             for name, tensor in replaced.items():
                 _overwrite(stage / self.where[name], self.entries[name], tensor)
             (target / "config.json").unlink(missing_ok=True)
-            for old in target.glob("*.safetensors"):
-                old.unlink()
+            for old in [*_held(target), target / INDEX]:
+                old.unlink(missing_ok=True)
             for path in sorted(stage.iterdir(), key=lambda p: (p.name == "config.json", p.name)):
                 os.replace(path, target / path.name)
         except OSError as error:
@@ -173,8 +173,8 @@ class CheckpointFiles:
             raise DataError(
                 f"The model could not be written to {str(target)!r}: "
                 + ("the disk is full." if full else f"{error.strerror or error}.")
-                + " No model was left there; the trained weights are in the newest checkpoint of the run, if it saved "
-                "one (resume from it with room on the disk)."
+                + " No new model was left there; the trained weights are in the newest checkpoint of the run, if it "
+                "saved one (resume from it with room on the disk)."
             ) from error
         finally:
             shutil.rmtree(stage, ignore_errors=True)
@@ -184,17 +184,22 @@ def _overwrite(path: Path, entry: Entry, tensor: Tensor) -> None:
     stored = tensor.detach().to("cpu", _DTYPES[entry.dtype]).contiguous()
     with path.open("r+b") as file:
         file.seek(entry.begin)
-        file.write(stored.view(torch.uint8).numpy().data)
+        file.write(stored.reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
 
 
+def _held(target: Path) -> list[Path]:
+    """Files with weights in a folder."""
+    return sorted([*target.glob("*.safetensors"), *target.glob("pytorch_model*.bin")])
+
+
 def refuse_held(target: Path, *, overwrite: bool) -> None:
     """Refuse a folder that holds a model already, unless it may be overwritten."""
-    held = sorted(p.name for p in target.glob("*.safetensors")) if target.is_dir() else []
+    held = _held(target)
     if held and not overwrite:
         raise ConfigError(
-            f"output_dir={str(target)!r} already holds a model ({held[0]}): give another folder, or pass "
+            f"output_dir={str(target)!r} already holds a model ({held[0].name}): give another folder, or pass "
             "--overwrite true."
         )
 

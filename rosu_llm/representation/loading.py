@@ -77,7 +77,9 @@ def load_truncated(
         raise ConfigError(f"{str(folder)!r} has no usable config.json: {' '.join(str(error).split())[:300]}") from error
     layers = int(text_config(config).num_hidden_layers)
     check_target(target_layer, layers)
-    extra = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    extra: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    # Constants that are no parameters (embedding scales) are made in this type, as from_pretrained makes them.
+    extra["dtype" if hasattr(config, "dtype") else "torch_dtype"] = dtype
     with init_empty_weights(include_buffers=False):
         model = AutoModel.from_config(shortened(config, target_layer + 1), trust_remote_code=trust_remote_code, **extra)
     stack = layer_stack(model, layer_stack_name)
@@ -85,6 +87,12 @@ def load_truncated(
     prefix = names[next(iter(names))].removesuffix(next(iter(names)))
     chosen = trainable_names(files.entries, trainable_parameters, prefix + stack, target_layer)
     back = {theirs: ours for ours, theirs in names.items()}
+    foreign = [n for n in chosen if n not in back]
+    if foreign:
+        raise ConfigError(
+            f"trainable_parameters={trainable_parameters!r} also matches {', '.join(foreign[:3])}, which the "
+            "checkpoint holds but the model does not use: make it narrower."
+        )
     stored = {back[n]: n for n in chosen}
     _fill(model, files, names, set(stored), dtype)
     model.eval()

@@ -15,7 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UnsupportedLayoutError
 
-
 #: How torch says that something can be differentiated once only.
 _ONCE_ONLY = ("not implemented", "differentiate twice", "torch.utils.checkpoint", "Checkpointing")
 

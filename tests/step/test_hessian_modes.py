@@ -186,7 +186,7 @@ def test_a_llama_can_be_differentiated_twice(attention: str) -> None:
 
     width = 2e-4
     expected = (at(width) - at(-width)) / (2 * width)
-    # Float32 gradients divided by 2·width leave about 1e-3; the error of central differences is width² ‖d‖² (‖d‖ ≈ 100).
+    # Float32 gradients over 2·width leave about 1e-3; central differences are wrong by width²‖d‖², with ‖d‖ ≈ 100.
     assert float((flat(product) - expected).norm() / expected.norm()) < 5e-3
 
 
