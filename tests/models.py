@@ -87,7 +87,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "phi": ("Phi", {"num_key_value_heads": 4, "pad_token_id": 0}, "mlp.fc2"),
     "phi3": ("Phi3", {"pad_token_id": 0}, "mlp.down_proj"),
     "gemma": ("Gemma", {"head_dim": 8}, "mlp.down_proj"),
-    "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}, "mlp.down_proj"),
+    # with a cache, without which 4.45.1 stumbles over its own warning
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "use_cache": True},
+        "mlp.down_proj",
+    ),
     "gemma3": (
         "Gemma3",
         {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2},

@@ -71,8 +71,9 @@ class FastActivations:
         self._model, self._initial = model, initial
         self._suffix = list(layers)[first : last + 1]
         owners = {model.get_submodule(name.rpartition(".")[0]) for name in initial}
-        trained = [module for module in self._suffix[0].modules() if module in owners]
-        self._first = FirstLayer(self._suffix[0], trained[0]) if len(trained) == 1 else None
+        layer = self._suffix[0]
+        trained = [module for module in layer.modules() if module in owners]
+        self._first = FirstLayer(layer, trained[0]) if len(trained) == 1 and trained[0] is not layer else None
 
     @torch.no_grad()
     def prepare(self, batch: Mapping[str, Any]) -> Prepared:

@@ -79,7 +79,7 @@ def load_truncated(
     check_target(target_layer, layers)
     extra: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     # Constants that are no parameters (embedding scales) are made in this type, as from_pretrained makes them.
-    extra["dtype" if hasattr(config, "dtype") else "torch_dtype"] = dtype
+    extra["dtype" if hasattr(type(config), "dtype") else "torch_dtype"] = dtype
     with init_empty_weights(include_buffers=False):
         model = AutoModel.from_config(shortened(config, target_layer + 1), trust_remote_code=trust_remote_code, **extra)
     stack = layer_stack(model, layer_stack_name)
@@ -109,9 +109,7 @@ def shortened(config: Any, layers: int) -> Any:
         if isinstance(value, list) and len(value) == full and full != layers:
             part[key] = value[:layers]
     part["num_hidden_layers"] = layers
-    short = type(config).from_dict(values)
-    short._attn_implementation = config._attn_implementation
-    return short
+    return type(config).from_dict(values)
 
 
 def _stored_names(model: Any, files: CheckpointFiles) -> dict[str, str]:

@@ -2,13 +2,14 @@
 
 Everything that runs before the first trained matrix is the same for θ₀, θ and θ+δ: in a Llama layer whose
 ``down_proj`` is trained, attention and most of the MLP. They are recorded in the reference pass and replayed in the
-others. Nothing is assumed about the architecture: a child of the layer is replayed if it finished before the trained
-module began, and the child that contains the trained module is cut short if its output *is* that module's output.
+others. Nothing is assumed about the architecture: a child of the layer is replayed if it ran once, and finished before
+the trained module began; the child that contains the trained module is cut short if its output *is* that module's.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,12 +44,14 @@ class FirstLayer:
         """Hooks that fill a memo while the layer runs once."""
         memo = Memo()
         result: list[Any] = []
+        calls: Counter[nn.Module] = Counter()
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not kwargs:  # else it is called in a way that cannot be repeated from its inputs alone
                 memo.inputs = args
 
         def finish(module: nn.Module, _: Any, output: Any) -> None:
+            calls[module] += 1
             if module is self._trained:
                 result.append(output)
             elif not started():
@@ -66,6 +69,9 @@ class FirstLayer:
         finally:
             for hook in hooks:
                 hook.remove()
+            for module in [m for m, times in calls.items() if times > 1]:  # Phi drops out twice with one module
+                memo.outputs.pop(module, None)
+                memo.ends = None if module in (self._trained, memo.ends) else memo.ends
 
     @contextlib.contextmanager
     def replaying(self, memo: Memo) -> Iterator[None]:

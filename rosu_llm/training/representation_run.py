@@ -22,6 +22,13 @@ logger = logging.getLogger(__name__)
 
 def run_representation(arguments: RunArguments, config: RepresentationConfig) -> RepresentationTrainer:
     """Unlearn as described; returns the trainer after training and saving."""
+    return train_representation(*load_corpora(arguments, config), arguments, config)
+
+
+def load_corpora(
+    arguments: RunArguments, config: RepresentationConfig
+) -> tuple[str, Any, list[TextCorpus], TextCorpus]:
+    """The checked first half of :func:`run_representation`: the model's name, tokenizer, forget and retain corpora."""
     arguments.check_run()
     if arguments.lora_r is not None:
         raise ConfigError("lora_r has no place at representation level, which trains a few matrices: leave it out.")
@@ -38,7 +45,7 @@ def run_representation(arguments: RunArguments, config: RepresentationConfig) ->
     assert arguments.retain_data is not None
     retain = _corpus(arguments.retain_data, tokenizer, arguments, max(lengths), 0)
     assert arguments.model_name_or_path is not None
-    return train_representation(arguments.model_name_or_path, tokenizer, forget, retain, arguments, config)
+    return arguments.model_name_or_path, tokenizer, forget, retain
 
 
 def train_representation(
@@ -50,8 +57,28 @@ def train_representation(
     config: RepresentationConfig,
 ) -> RepresentationTrainer:
     """The second half of :func:`run_representation`, for corpora that are loaded already."""
+    trainer = build_representation_trainer(model, tokenizer, forget, retain, arguments, config)
+    trainer.check_destination(overwrite=arguments.overwrite)
+    if arguments.overwrite and not config.resume_from_checkpoint and config.should_save:
+        remove_all(Path(config.output_dir))
+    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.create_model_card()
+    logger.info("The model is in %s", config.output_dir)
+    return trainer
+
+
+def build_representation_trainer(
+    model: Any,
+    tokenizer: Any,
+    forget: list[TextCorpus],
+    retain: TextCorpus,
+    arguments: RunArguments,
+    config: RepresentationConfig,
+) -> RepresentationTrainer:
+    """The trainer of a run, before its first step."""
     window = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
-    trainer = RepresentationTrainer(
+    return RepresentationTrainer(
         model,
         config,
         train_dataset=AlternatingCorpora(forget, retain, window=window, seed=config.seed),
@@ -61,14 +88,6 @@ def train_representation(
         attn_implementation=arguments.attn_implementation,
         trust_remote_code=arguments.trust_remote_code,
     )
-    trainer.check_destination(overwrite=arguments.overwrite)
-    if arguments.overwrite and not config.resume_from_checkpoint and config.should_save:
-        remove_all(Path(config.output_dir))
-    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
-    trainer.save_model()
-    trainer.create_model_card()
-    logger.info("The model is in %s", config.output_dir)
-    return trainer
 
 
 def _corpus(source: str, tokenizer: Any, arguments: RunArguments, max_length: int, number: int) -> TextCorpus:
