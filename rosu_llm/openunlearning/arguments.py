@@ -1,0 +1,83 @@
+"""``method_args`` of OpenUnlearning's configuration as typed, checked settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_type_hints
+
+from ..errors import ConfigError, unknown
+from ..losses import LOSSES
+from ..training.arguments import MethodArguments
+from ..training.recipe import coerce
+from .aliases import GENERAL, NATIVE, TRAINERS
+
+
+@dataclass
+class BridgeArguments(MethodArguments):
+    """The method's settings plus those of the losses we borrow; defaults as in OpenUnlearning's own configurations."""
+
+    dpo_beta: float = field(default=0.1, metadata={"help": "dpo: inverse temperature."})
+    wga_beta: float = field(default=1.0, metadata={"help": "wga: exponent of the token weights."})
+    satimp_beta1: float = field(default=5.0, metadata={"help": "satimp: exponent of saturation."})
+    satimp_beta2: float = field(default=1.0, metadata={"help": "satimp: exponent of importance."})
+    undial_beta: float = field(default=10.0, metadata={"help": "undial: what is taken off the teacher's logit."})
+    ceu_ignore_first: int = field(default=1, metadata={"help": "ceu: answer tokens left out at the start."})
+
+
+#: Settings the bridge turns into objects before the trainer sees them.
+HOLDOUT = "holdout_data"
+
+#: What other trainers of OpenUnlearning call the same thing.
+_ELSEWHERE = {
+    "gamma": "forget_weight",
+    "alpha": "retain_weight",
+    "retain_loss_type": "retain_loss",
+    "forget_loss_type": "forget_loss",
+    "delta": "simnpo_delta",
+}
+
+#: Spellings of OpenUnlearning's trainers that are not our loss name in capitals.
+_LOSS_SPELLINGS = {"idkdpo": "dpo", "idk_dpo": "dpo", "gradascent": "nll", "graddiff": "nll"}
+
+
+def read_method_args(trainer: str, given: Mapping[str, Any]) -> BridgeArguments:
+    """The settings of trainer alias ``trainer``, each value checked against its field."""
+    hints = get_type_hints(BridgeArguments)
+    known = {f.name for f in fields(BridgeArguments)}
+    for key in given:
+        if key in known:
+            continue
+        if key in _ELSEWHERE:
+            raise ConfigError(
+                f"trainer={trainer} has no method_args {key!r}: what other trainers call {key} is "
+                f"{_ELSEWHERE[key]!r} here. Check that no experiment sets it for another trainer."
+            )
+        raise unknown(f"method_args of trainer={trainer}", key, {*known, HOLDOUT})
+    values = {key: coerce(key, value, hints[key]) for key, value in given.items()}
+    for role in ("forget_loss", "retain_loss"):
+        if role in values:
+            values[role] = _loss_name(values[role])
+    method = TRAINERS[trainer].method
+    if trainer != GENERAL and values.get("method", method) != method:
+        raise ConfigError(
+            f"trainer={trainer} stands for method={method!r}, but method_args say {values['method']!r}: leave the "
+            f"method out, or use trainer={GENERAL}."
+        )
+    settings = BridgeArguments(**{"method": method, **values})
+    settings.check_method()
+    return settings
+
+
+def _loss_name(name: str) -> str:
+    """OpenUnlearning writes NLL, NPO, SimNPO, IdkDPO; our registry is lower case."""
+    lower = name.lower()
+    lower = _LOSS_SPELLINGS.get(lower, lower)
+    return lower if lower in LOSSES else name
+
+
+def describe(settings: BridgeArguments) -> str:
+    """One line for the log: the method, and OpenUnlearning's own trainer where there is one."""
+    text = f"method={settings.method} forget_loss={settings.forget_loss} retain_loss={settings.retain_loss}"
+    native = NATIVE.get(settings.method)
+    return f"{text} (OpenUnlearning's own: trainer={native})" if native else text

@@ -1,0 +1,109 @@
+"""Forget losses that only OpenUnlearning has, called by name in the checkout at hand.
+
+Its functions return a mean over the batch of something to be *minimised*. Ours return a sum over units of something to
+be *raised* (``losses/registry.py``), so each is minus their value times the number of units: on one batch the two agree
+exactly, and a window weighs its micro-batches by their units. Losses we have ourselves (nll, npo, simnpo) stay ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import ConfigError, DataError
+from ..losses import COUNT, LOSSES, LossContext, register_loss
+from ..losses.registry import Batch, LossFunction
+
+_INPUTS = ("input_ids", "attention_mask", "labels")
+
+
+def _upstream(module: str, name: str) -> Callable[..., Any]:
+    try:
+        function: Callable[..., Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"This OpenUnlearning checkout has no {module}.{name}: {error}.") from error
+    return function
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    return {key: batch[key] for key in _INPUTS if key in batch}
+
+
+def _reference(context: LossContext) -> Callable[..., Any]:
+    """The initial model in the form their functions call it."""
+    logits = context.reference_logits
+    assert logits is not None
+    return lambda **inputs: SimpleNamespace(logits=logits(inputs))
+
+
+def _raised(loss: Tensor, batch: Batch, unit: str) -> Tensor:
+    """A mean to be minimised as a sum to be raised."""
+    return -loss * COUNT[unit](batch)
+
+
+def dpo(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
+    """Prefer the alternate answer ("I don't know") over the original."""
+    if "alternate" not in batch:
+        raise DataError(
+            "forget_loss='dpo' compares with alternate answers and the forget data has none: use "
+            "experiment=unlearn/tofu/idk, or data/datasets@data.forget=TOFU_QA_forget_idk."
+        )
+    loss, _ = _upstream("trainer.utils", "compute_dpo_loss")(
+        model=model,
+        ref_model=_reference(context),
+        win_inputs=_inputs(batch["alternate"]),
+        lose_inputs=_inputs(batch),
+        beta=context.options["dpo_beta"],
+    )
+    return _raised(loss, batch, "sequence")
+
+
+def undial(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
+    """Distil from the initial model with the answer tokens' logits lowered."""
+    loss, _ = _upstream("trainer.utils", "compute_undial_loss")(
+        model, _reference(context), _inputs(batch), context.options["undial_beta"]
+    )
+    return _raised(loss, batch, "sequence")
+
+
+def wga(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
+    """Likelihood weighted by confidence."""
+    loss, _ = _upstream("trainer.utils", "compute_wga_loss")(model, _inputs(batch), context.options["wga_beta"])
+    return _raised(loss, batch, "token")
+
+
+def satimp(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
+    """Likelihood weighted by saturation and importance."""
+    options = context.options
+    loss, _ = _upstream("trainer.utils", "compute_satimp_loss")(
+        model, _inputs(batch), options["satimp_beta1"], options["satimp_beta2"]
+    )
+    return _raised(loss, batch, "token")
+
+
+def ceu(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
+    """Cross-entropy against a target without the answer token."""
+    loss, _ = _upstream("trainer.unlearn.ceu", "compute_batch_ceu")(
+        model, _inputs(batch), ignore_first_n_answer_tokens=int(context.options["ceu_ignore_first"])
+    )
+    return _raised(loss, batch, "token")
+
+
+_BORROWED: dict[str, tuple[LossFunction, dict[str, Any]]] = {
+    "dpo": (dpo, {"unit": "sequence", "reference": "logits", "dpo_beta": 0.1}),
+    "undial": (undial, {"unit": "sequence", "reference": "logits", "undial_beta": 10.0}),
+    "wga": (wga, {"wga_beta": 1.0}),
+    "satimp": (satimp, {"satimp_beta1": 5.0, "satimp_beta2": 1.0}),
+    "ceu": (ceu, {"ceu_ignore_first": 1.0}),
+}
+
+
+def register_losses() -> None:
+    """Add them to our registry; a loss we have under that name stays."""
+    for name, (function, description) in _BORROWED.items():
+        if name not in LOSSES:
+            register_loss(name, roles=("forget",), **description)(function)

@@ -1,0 +1,31 @@
+"""The stand-in checkout: its modules in this process, or its scripts in another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from tests.openunlearning.standin_run import CONFIGS, SOURCE
+
+pytest.importorskip("hydra")
+
+_THEIRS = ("trainer", "data", "evals")
+
+
+@pytest.fixture
+def checkout(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The stand-in's modules, importable under upstream's names while the test runs."""
+    from importlib import import_module
+
+    from rosu_llm.losses import LOSSES
+
+    monkeypatch.syspath_prepend(str(SOURCE))
+    losses = dict(LOSSES)
+    yield SimpleNamespace(trainer=import_module("trainer"), data=import_module("data"), configs=CONFIGS)
+    for name in [n for n in sys.modules if n.partition(".")[0] in _THEIRS]:
+        del sys.modules[name]
+    LOSSES.clear()
+    LOSSES.update(losses)

@@ -1,0 +1,233 @@
+"""Our wheel beside a real OpenUnlearning checkout.
+
+Runs where ``OPEN_UNLEARNING_DIR`` names a checkout and ``OPEN_UNLEARNING_PYTHON`` the interpreter of its environment
+(where neither torch nor anything else is touched: our wheel is unpacked beside it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.openunlearning.checkout_run import (
+    CPU_MODEL,
+    CPU_TRAINER,
+    NO_EVALUATION,
+    SMALL,
+    TWO_PROCESSES,
+    Checkout,
+    make_workspace,
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("processes"),
+    pytest.mark.skipif(
+        "OPEN_UNLEARNING_DIR" not in os.environ or "OPEN_UNLEARNING_PYTHON" not in os.environ,
+        reason="OPEN_UNLEARNING_DIR and OPEN_UNLEARNING_PYTHON name no checkout of OpenUnlearning and its interpreter",
+    ),
+]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is left in the source tree."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("rosu_llm", "hydra_plugins", "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(out),
+        str(source),
+    ]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    (file,) = out.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def checkout(wheel: Path, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    workspace, site = tmp_path_factory.mktemp("workspace"), tmp_path_factory.mktemp("site")
+    python = os.environ["OPEN_UNLEARNING_PYTHON"]
+    install = [python, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True, timeout=300)
+    root = Path(os.environ["OPEN_UNLEARNING_DIR"]).resolve()
+    make_workspace(workspace, shared_data, rows=8)
+    (workspace / "configs").symlink_to(root / "configs")  # its launcher's file names another relative to it
+    return Checkout(root, python, workspace, site)
+
+
+def test_training_on_one_process_then_evaluation(checkout: Checkout) -> None:
+    text = checkout.train("one", "trainer=ROSU", *NO_EVALUATION)
+    assert "layout local, 1 processes" in text
+    assert "'perturb/realized': 1.0" in text or "'perturb/realized': 0.99" in text
+    done = checkout.start(
+        [
+            *(checkout.python, str(checkout.root / "src" / "eval.py"), "experiment=eval/tofu/default", "task_name=one"),
+            *("forget_split=forget01", "holdout_split=holdout01", *CPU_MODEL, "model.model_args.device_map=cpu"),
+            f"model.model_args.pretrained_model_name_or_path={checkout.saved('one')}",
+            f"paths.output_dir={checkout.saved('one')}/evals",
+        ]
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads((checkout.saved("one") / "evals" / "TOFU_SUMMARY.json").read_text())
+    assert {"forget_Q_A_Prob", "model_utility", "extraction_strength"} <= set(summary)
+
+
+def test_training_on_two_processes_evaluates_on_the_way(checkout: Checkout) -> None:
+    text = checkout.train(
+        *("two", "trainer=ROSU", *TWO_PROCESSES, "holdout_split=holdout01"),
+        *("trainer.args.eval_on_start=true", "trainer.args.eval_strategy=no"),
+        world=2,
+    )
+    assert "layout ddp, 2 processes" in text
+    for step in (0, 3):
+        summary = json.loads((checkout.saved("two") / f"checkpoint-{step}" / "evals" / "TOFU_SUMMARY.json").read_text())
+        assert "forget_Q_A_Prob" in summary
+
+
+def test_weights_equal_those_of_the_stand_alone_trainer(checkout: Checkout) -> None:
+    """The same model, data, collator and seed; to the bit. The pull is matched, so that it shows in the weights."""
+    overrides = ("trainer=ROSU_matched", *NO_EVALUATION)
+    checkout.train("inside", *overrides)
+    start = [checkout.python, str(HERE / "standalone_worker.py"), str(checkout.root), str(checkout.saved("alone"))]
+    done = checkout.start([*start, "experiment=unlearn/tofu/default", *CPU_MODEL, *CPU_TRAINER, *SMALL, *overrides])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert torch.equal(checkout.weights("inside"), checkout.weights("alone"))
+    checkout.train("other", *overrides, "trainer.method_args.rho=0.2")
+    assert not torch.equal(checkout.weights("inside"), checkout.weights("other"))
+
+
+def test_other_trainers_do_not_change(checkout: Checkout) -> None:
+    """With our package installed and without it, to the bit. GradDiff and NPO as one multirun, which is quicker."""
+    for installed in (True, False):
+        out = f"trainer.args.output_dir={checkout.saved(str(installed))}/${{trainer.handler}}"
+        sweep = ("-m", "trainer=GradDiff,NPO", out, *NO_EVALUATION)
+        checkout.train("sweep", *sweep, installed=installed)
+        layer = r"trainer.method_args.module_regex=model\.layers\.1"
+        checkout.train("rmu", "trainer=RMU", layer, out, *NO_EVALUATION, installed=installed)
+    for name in ("GradDiff", "NPO", "RMU"):
+        assert torch.equal(checkout.weights(f"True/{name}"), checkout.weights(f"False/{name}")), name
+
+
+def test_its_forget_losses_by_name(checkout: Checkout) -> None:
+    """One multirun over all of them, on data with alternate answers."""
+    names = ("IdkDPO", "NPO", "SimNPO", "WGA", "SatImp", "CEU", "UNDIAL")
+    text = checkout.train(
+        *("losses", "-m", "experiment=unlearn/tofu/idk", "model=Llama-3.2-1B-Instruct", "trainer=ROSU"),
+        *(f"trainer.method_args.forget_loss={','.join(names)}", "+holdout_split=holdout01", *NO_EVALUATION),
+        f"trainer.args.output_dir={checkout.saved('losses')}/${{trainer.method_args.forget_loss}}",
+    )
+    for name in names:
+        assert f"forget_loss={'dpo' if name == 'IdkDPO' else name.lower()}" in text
+    weights = [checkout.weights(f"losses/{name}") for name in names]
+    assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
+
+
+def test_calibrated_experiment(checkout: Checkout) -> None:
+    text = checkout.train(
+        "calibrated", "experiment=unlearn/tofu/rosu_calibrated", "holdout_split=holdout01", *NO_EVALUATION
+    )
+    assert "'loss/holdout'" in text
+    assert "'calibrate/scale'" in text
+
+
+def test_bf16_weights_are_upcast_with_a_warning(checkout: Checkout) -> None:
+    wide = ("model.model_args.torch_dtype=bfloat16", "trainer.args.bf16=true")
+    text = checkout.train("bf16", "trainer=ROSU", *wide, *NO_EVALUATION)
+    assert "Trainable weights were bfloat16 and are now float32" in text
+    assert "'perturb/realized'" in text
+
+
+def test_accelerate_launch(checkout: Checkout) -> None:
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1")
+    assert "layout local" in checkout.train("launched", "trainer=ROSU", *NO_EVALUATION, launch=launch)
+
+
+def test_zero3_with_its_own_configuration(checkout: Checkout, tmp_path: Path) -> None:
+    """Its launcher's DeepSpeed file, bf16 weights, two processes; gloo in place of NCCL."""
+    state = tmp_path / "state.json"
+    state.write_text('{"use_configured_state": true}')
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(HERE / "gloo_worker.py"))
+    text = checkout.train(
+        *("zero3", "trainer=ROSU", "model.model_args.torch_dtype=bfloat16", "trainer.args.bf16=true"),
+        f"+trainer.args.accelerator_config={state}",
+        launch=launch,
+        ACCELERATE_USE_DEEPSPEED="true",
+        ACCELERATE_DEEPSPEED_CONFIG_FILE="configs/accelerate/zero_stage3_offload_config.json",
+        ACCELERATE_DEEPSPEED_ZERO3_INIT="true",
+        LOCAL_SIZE="2",  # or DeepSpeed asks numactl how many CPUs there are
+        TORCH_EXTENSIONS_DIR=str(Path(checkout.python).parent.parent / "torch_extensions"),
+        PATH=f"{Path(checkout.python).parent}:{os.environ['PATH']}",  # ninja
+    )
+    assert "layout zero, 2 processes" in text
+    assert "No evaluation during training: the weights are split over 2 processes" in text
+    assert (checkout.saved("zero3") / "model.safetensors").is_file()
+
+
+def test_unknown_method_args(checkout: Checkout) -> None:
+    with pytest.raises(AssertionError, match=r"Unknown method_args of trainer=ROSU 'rhoo'.*Did you mean 'rho'"):
+        checkout.train("bad", "trainer=ROSU", "+trainer.method_args.rhoo=1", *NO_EVALUATION)
+
+
+def test_every_configuration_composes(checkout: Checkout) -> None:
+    ours = ROOT / "configs" / "openunlearning"
+    trainers = sorted(f"trainer={f.stem}" for f in ours.glob("trainer/*.yaml"))
+    folder = ours / "experiment"
+    experiments = sorted(f"experiment={f.relative_to(folder).with_suffix('')}" for f in folder.glob("**/*.yaml"))
+    code = (
+        "import sys\nfrom hydra import compose, initialize_config_dir\n"
+        f"with initialize_config_dir(config_dir={str(checkout.root / 'configs')!r}, version_base=None):\n"
+        "    for override in sys.argv[1:]:\n"
+        "        config = compose('unlearn.yaml', overrides=['task_name=x', override], return_hydra_config=True)\n"
+        "        assert 'rosu_llm' in config.hydra.callbacks, override\n"
+        "        print(override, config.trainer.handler)\n"
+    )
+    done = checkout.start([checkout.python, "-c", code, *trainers, *experiments])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) == len(trainers) + len(experiments)
+
+
+def test_our_wheel_upgrades_nothing(checkout: Checkout, wheel: Path, tmp_path: Path) -> None:
+    listed = checkout.start([checkout.python, "-m", "pip", "list", "--format=json"], installed=False)
+    present = {_canonical(entry["name"]) for entry in json.loads(listed.stdout)}
+    report = tmp_path / "report.json"
+    command = [
+        checkout.python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--dry-run",
+        "--report",
+        str(report),
+        f"{wheel}[openunlearning]",
+    ]
+    done = checkout.start(command, installed=False)
+    if done.returncode != 0 and not report.exists():
+        pytest.skip(f"pip found no package index: {done.stderr[-200:]}")
+    new = {_canonical(entry["metadata"]["name"]) for entry in json.loads(report.read_text())["install"]}
+    assert "rosu-llm" in new
+    assert not (new - {"rosu-llm"}) & present
+
+
+def _canonical(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")

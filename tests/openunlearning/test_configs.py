@@ -1,0 +1,98 @@
+"""Every shipped configuration composes, its settings exist, and its name and the registry agree."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rosu_llm.geometry import METHODS
+from rosu_llm.openunlearning.aliases import NATIVE, TRAINERS
+from rosu_llm.openunlearning.arguments import HOLDOUT, read_method_args
+from rosu_llm.openunlearning.losses import register_losses
+from tests.conftest import ROOT
+from tests.openunlearning.standin_run import composed
+
+OURS = ROOT / "configs" / "openunlearning"
+TRAINER_FILES = sorted(f.stem for f in (OURS / "trainer").glob("*.yaml"))
+EXPERIMENTS = sorted(str(f.relative_to(OURS / "experiment").with_suffix("")) for f in OURS.glob("experiment/**/*.yaml"))
+DATASETS = sorted(f.stem for f in (OURS / "data" / "datasets").glob("*.yaml"))
+
+
+def settings_of(config: object, trainer: str) -> object:
+    register_losses()
+    arguments = {k: v for k, v in config.trainer.get("method_args", {}).items() if k != HOLDOUT}  # type: ignore[attr-defined]
+    return read_method_args(trainer, arguments)
+
+
+@pytest.mark.parametrize("name", TRAINER_FILES)
+def test_trainer_configurations(name: str) -> None:
+    config = composed(f"trainer={name}", return_hydra_config=True)
+    handler = config.trainer.handler
+    assert handler in TRAINERS
+    assert name.partition("_")[0] == handler
+    assert settings_of(config, handler).method == TRAINERS[handler].method  # type: ignore[attr-defined]
+    assert "rosu_llm" in config.hydra.callbacks
+    assert "learning_rate" in config.trainer.args  # inherited
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments(name: str) -> None:
+    config = composed(f"experiment={name}", return_hydra_config=True)
+    settings = settings_of(config, config.trainer.handler)
+    assert "rosu_llm" in config.hydra.callbacks
+    if settings.calibrate == "holdout":  # type: ignore[attr-defined]
+        (dataset,) = config.trainer.method_args[HOLDOUT].values()
+        assert dataset.args.hf_args.name == "holdout10"
+        assert dataset.args.hf_args.split == "train[:20]"
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_data_sets(name: str) -> None:
+    config = composed("trainer=ROSU", f"+data/datasets@trainer.method_args.holdout_data={name}")
+    (dataset,) = config.trainer.method_args.holdout_data.values()
+    assert dataset.handler == "QADataset"
+
+
+def test_the_papers_values() -> None:
+    settings = settings_of(composed("experiment=unlearn/tofu/rosu"), "ROSU")
+    chosen = {k: getattr(settings, k) for k in ("rho", "beta", "amplify", "jacobian", "tau", "eps_q", "calibrate")}
+    assert chosen == {
+        "rho": 0.4,
+        "beta": "tied",
+        "amplify": "optimizer",
+        "jacobian": "relaxed",
+        "tau": 1e-8,
+        "eps_q": 1e-6,
+        "calibrate": "off",
+    }
+
+
+def test_every_alias_has_a_configuration_of_its_name() -> None:
+    assert set(TRAINERS) <= set(TRAINER_FILES)
+
+
+def test_every_method_can_be_named() -> None:
+    """A new method needs a line in the alias table (or in that of methods OpenUnlearning has itself)."""
+    assert {alias.method for alias in TRAINERS.values()} | set(NATIVE) == set(METHODS)
+
+
+def test_other_applications_see_nothing_of_ours(tmp_path: Path) -> None:
+    """The same group name elsewhere neither gains our options nor loads our package."""
+    import subprocess
+
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "mine.yaml").write_text("x: 1\n")
+    (tmp_path / "config.yaml").write_text("defaults: [{trainer: mine}]\n")
+    code = (
+        "import sys\nfrom hydra import compose, initialize_config_dir\n"
+        f"with initialize_config_dir(config_dir={str(tmp_path)!r}, version_base=None):\n"
+        "    compose('config')\n"
+        "    try:\n        compose('config', overrides=['trainer=ROSU'])\n"
+        "    except Exception as error:\n        print(type(error).__name__)\n"
+        "print(sorted(m for m in sys.modules if m.partition('.')[0] in ('rosu_llm', 'torch', 'transformers')))\n"
+        "print('hydra_plugins.rosu_llm_plugin' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["MissingConfigException", "[]", "True"], done.stderr
