@@ -12,17 +12,27 @@ class Alias:
     Attributes:
         method: name in :data:`rosu_llm.geometry.METHODS`.
         mixin: ``module:class`` of the training step that goes on top of OpenUnlearning's trainer.
+        arguments: ``module:class`` of its settings.
+        general: another method can be set with ``trainer.method_args.method``.
     """
 
     method: str
     mixin: str = "rosu_llm.training.trainer:ROSUMixin"
+    arguments: str = "rosu_llm.openunlearning.arguments:BridgeArguments"
+    general: bool = False
 
 
-#: The alias whose method can be set with ``trainer.method_args.method``; all others stand for one method.
+#: The alias for every method; all others but the one at representation level stand for one.
 GENERAL = "ROSU"
 
 TRAINERS: dict[str, Alias] = {
-    GENERAL: Alias("rosu"),
+    GENERAL: Alias("rosu", general=True),
+    "ROSURepresentation": Alias(
+        "rosu",
+        "rosu_llm.training.representation:RepresentationMixin",
+        "rosu_llm.training.representation_config:RepresentationArguments",
+        general=True,
+    ),
     "MinMax": Alias("minmax"),
     "UAM": Alias("uam"),
     "UAMRelaxed": Alias("uam_relaxed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Any, get_type_hints
 
 from ..errors import ConfigError, unknown
@@ -35,16 +36,21 @@ _ELSEWHERE = {
     "retain_loss_type": "retain_loss",
     "forget_loss_type": "forget_loss",
     "delta": "simnpo_delta",
+    "steering_coeff": "steering",
+    "module_regex": "target_layer",
+    "trainable_params_regex": "trainable_parameters",
 }
 
 #: Spellings of OpenUnlearning's trainers that are not our loss name in capitals.
 _LOSS_SPELLINGS = {"idkdpo": "dpo", "idk_dpo": "dpo", "gradascent": "nll", "graddiff": "nll"}
 
 
-def read_method_args(trainer: str, given: Mapping[str, Any]) -> BridgeArguments:
+def read_method_args(trainer: str, given: Mapping[str, Any]) -> MethodArguments:
     """The settings of trainer alias ``trainer``, each value checked against its field."""
-    hints = get_type_hints(BridgeArguments)
-    known = {f.name for f in fields(BridgeArguments)}
+    module, _, name = TRAINERS[trainer].arguments.partition(":")
+    kind: type[MethodArguments] = getattr(import_module(module), name)
+    hints = get_type_hints(kind)
+    known = {f.name for f in fields(kind)}
     for key in given:
         if key in known:
             continue
@@ -59,12 +65,12 @@ def read_method_args(trainer: str, given: Mapping[str, Any]) -> BridgeArguments:
         if role in values:
             values[role] = _loss_name(values[role])
     method = TRAINERS[trainer].method
-    if trainer != GENERAL and values.get("method", method) != method:
+    if not TRAINERS[trainer].general and values.get("method", method) != method:
         raise ConfigError(
             f"trainer={trainer} stands for method={method!r}, but method_args say {values['method']!r}: leave the "
             f"method out, or use trainer={GENERAL}."
         )
-    settings = BridgeArguments(**{"method": method, **values})
+    settings = kind(**{"method": method, **values})
     settings.check_method()
     return settings
 
@@ -76,7 +82,7 @@ def _loss_name(name: str) -> str:
     return lower if lower in LOSSES else name
 
 
-def describe(settings: BridgeArguments) -> str:
+def describe(settings: MethodArguments) -> str:
     """One line for the log: the method, and OpenUnlearning's own trainer where there is one."""
     text = f"method={settings.method} forget_loss={settings.forget_loss} retain_loss={settings.retain_loss}"
     native = NATIVE.get(settings.method)

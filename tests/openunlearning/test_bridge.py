@@ -19,7 +19,8 @@ def test_every_alias_is_registered_under_its_name_and_sets_its_method(
     checkout: SimpleNamespace, tmp_path: Path
 ) -> None:
     for name, alias in TRAINERS.items():
-        trainer = build(checkout, tmp_path, f"trainer={name}")
+        layers = ["model=zephyr-7b-beta"] if name == "ROSURepresentation" else []
+        trainer = build(checkout, tmp_path, f"trainer={name}", *layers)
         assert type(trainer).__name__ == name
         assert trainer.method_args.method == alias.method
     assert set(checkout.trainer.TRAINER_REGISTRY) == {"FinetuneTrainer", "Plain", *TRAINERS}
@@ -138,3 +139,49 @@ def test_bf16_weights_are_upcast_with_a_warning_unless_declined(
     assert any("perturb/realized" in entry for entry in trainer.state.log_history)
     kept = build(checkout, tmp_path, "trainer=ROSU", "dtype=bfloat16", "+trainer.method_args.upcast=false")
     assert {p.dtype for p in kept.model.parameters()} == {torch.bfloat16}
+
+
+def test_representation_level_trains_three_matrices_of_the_model_it_is_given(
+    checkout: SimpleNamespace, tmp_path: Path
+) -> None:
+    """The experiment as shipped, two steps; the weights are those of RepresentationTrainer on the same batches."""
+    from rosu_llm import RepresentationConfig, RepresentationTrainer
+
+    short = ("trainer.args.max_steps=2", "trainer.args.gradient_accumulation_steps=2", "trainer.args.eval_strategy=no")
+    inside = build(checkout, tmp_path / "in", "experiment=unlearn/wmdp/rosu", *short)
+    alone_model = build(checkout, tmp_path / "fresh", "experiment=unlearn/wmdp/rosu", *short)
+    before = {n: p.detach().clone() for n, p in alone_model.model.named_parameters()}
+    settings = {k: getattr(inside.args, k) for k in ("learning_rate", "weight_decay", "lr_scheduler_type", "seed")}
+    alone = RepresentationTrainer(
+        alone_model.model,
+        RepresentationConfig(
+            output_dir=str(tmp_path / "alone"),
+            max_steps=2,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=2,
+            amplify="optimizer",
+            use_cpu=True,
+            report_to=[],
+            **settings,
+        ),
+        train_dataset=alone_model.train_dataset,
+        data_collator=checkout.data.pad,
+    )
+    for trainer in (inside, alone):
+        torch.manual_seed(7)
+        trainer.train()
+    moved = {n for n, p in inside.model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {f"model.layers.{i}.mlp.down_proj.weight" for i in (5, 6, 7)}
+    theirs = dict(alone.model.named_parameters())
+    assert all(torch.equal(p, theirs[n]) for n, p in inside.model.named_parameters())
+
+
+def test_settings_of_rmu_are_explained_at_representation_level(checkout: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="what other trainers call steering_coeff is 'steering' here"):
+        build(
+            checkout,
+            tmp_path,
+            "trainer=ROSURepresentation",
+            "model=zephyr-7b-beta",
+            "+trainer.method_args.steering_coeff=2",
+        )
