@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from .gram import Gram
-from .rule import Inner
+from .rule import Inner, Simple
 from .vector import F, R, Vector
 
 
-class Descent:
+class Descent(Simple):
     """A rule without a surrogate point."""
 
     passes: tuple[str, ...] = ("forget", "retain")

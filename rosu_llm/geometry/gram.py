@@ -29,10 +29,17 @@ class Gram:
         products: value for each unordered pair of names, keyed either way round.
         measure: exact inner product of two combinations by a pass over the real tensors; used only
             where the expansion cancels. Without it the expansion is all there is.
+        dual: the same for ``⟨gᵢ, D⁻¹ gⱼ⟩``, where a rule works in the metric D of the optimizer.
     """
 
     products: Mapping[tuple[str, str], float]
     measure: Measure | None = None
+    dual: Gram | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """The gradients whose inner products are known."""
+        return {name for pair in self.products for name in pair}
 
     def __call__(self, x: Vector, y: Vector) -> float:
         """``⟨x, y⟩``, expanded over the Gram matrix."""

@@ -15,14 +15,14 @@ from math import isfinite
 from ..errors import ConfigError, unknown
 from .gram import Gram
 from .rosu import check_threshold
-from .rule import Inner
+from .rule import Inner, Simple
 from .vector import F, R, S, Vector
 
 JACOBIANS = ("relaxed", "none")
 
 
 @dataclass(frozen=True)
-class MinMax:
+class MinMax(Simple):
     """δ = ρ f/‖f‖; v = s + (ρ/‖f‖)(I − P_f) s (``relaxed``) or s (``none``); amplified along δ."""
 
     jacobian: str = "relaxed"

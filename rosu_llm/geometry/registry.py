@@ -5,20 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import unknown
+from ..errors import ConfigError, unknown
 from .descent import FineTune, GradDiff, NegativeGradient
+from .gu import GU
 from .jacobian_descent import PREFIX, TorchJD
 from .minmax import MinMax, Uam, UamReflected, UamRelaxed
+from .orthograd import OrthoGrad
 from .pcgrad import Blur, PCGrad, PCGradConflict
 from .projection import Stabilizer
 from .rosu import Rosu
+from .rosu_subspace import SubspaceRosu
 from .rule import Rule
 from .sharpness import SharpnessAware
+from .subspace import Protection
 
 Builder = Callable[[Mapping[str, Any]], Rule]
 
+#: Sampled retain gradients of the methods that are made of them, where ``protect_rank`` is not given.
+SAMPLES = 8
+
+
+def _rosu(o: Mapping[str, Any]) -> Rosu:
+    """Rank one is Algorithm 1: the mean retain gradient, stabilised by τ."""
+    common: dict[str, Any] = {"jacobian": o["jacobian"], "eps_q": o["eps_q"], "components": o["components"]}
+    stabilizer = Stabilizer(o["tau"], o["tau_mode"])
+    rank = _rank(o, 1)
+    if rank == 1 and o["metric"] == "euclidean":
+        return Rosu(stabilizer=stabilizer, **common)
+    protection = Protection(rank, o["include_mean"]) if rank > 1 else Protection()
+    return SubspaceRosu(protection=protection, metric=o["metric"], **common)
+
+
+def _samples(o: Mapping[str, Any]) -> Protection:
+    return Protection(_rank(o, SAMPLES), o["include_mean"])
+
+
+def _rank(o: Mapping[str, Any], default: int) -> int:
+    rank = default if o["protect_rank"] is None else o["protect_rank"]
+    if not isinstance(rank, int) or rank < 1:
+        raise ConfigError(f"protect_rank={rank!r} is no number of retain directions: give a whole number ≥ 1.")
+    return rank
+
+
 METHODS: dict[str, Builder] = {
-    "rosu": lambda o: Rosu(o["jacobian"], Stabilizer(o["tau"], o["tau_mode"]), o["eps_q"], components=o["components"]),
+    "rosu": _rosu,
     "minmax": lambda o: MinMax(o["jacobian"], o["eps_q"]),
     "uam": lambda o: Uam(eps_q=o["eps_q"]),
     "uam_relaxed": lambda o: UamRelaxed(eps_q=o["eps_q"]),
@@ -27,6 +57,8 @@ METHODS: dict[str, Builder] = {
     "pcgrad_conflict": lambda o: PCGradConflict(o["forget_weight"], o["retain_weight"]),
     "blur": lambda o: Blur(o["forget_weight"], o["retain_weight"]),
     "sam_npo": lambda o: SharpnessAware(o["forget_weight"], o["retain_weight"], o["eps_q"]),
+    "orthograd": lambda o: OrthoGrad(_samples(o), o["orthograd_alpha"]),
+    "gu": lambda o: GU(_samples(o), o["metric"]),
     "graddiff": lambda o: GradDiff(o["forget_weight"], o["retain_weight"]),
     "ft": lambda o: FineTune(),
     "ng": lambda o: NegativeGradient(),
@@ -42,6 +74,17 @@ DEFAULTS: dict[str, Any] = {
     "forget_weight": 1.0,
     "retain_weight": 1.0,
     "reflection": 2.0,
+    "protect_rank": None,
+    "include_mean": False,
+    "orthograd_alpha": 0.5,
+    "metric": "euclidean",
+}
+
+#: Options that would silently do nothing elsewhere.
+ONLY: dict[str, tuple[str, ...]] = {
+    "protect_rank": ("rosu", "orthograd", "gu"),
+    "include_mean": ("rosu", "orthograd", "gu"),
+    "metric": ("rosu", "gu"),
 }
 
 
@@ -51,6 +94,12 @@ def build_rule(method: str, **options: Any) -> Rule:
         if name not in DEFAULTS:
             raise unknown("method option", name, DEFAULTS)
     given = {**DEFAULTS, **options}
+    for name, methods in ONLY.items():
+        if given[name] != DEFAULTS[name] and method not in methods:
+            raise ConfigError(
+                f"{name}={given[name]!r} does nothing for method={method!r}: leave it out, or use one of "
+                f"{', '.join(methods)}."
+            )
     if method.startswith(PREFIX):
         return TorchJD(given["forget_weight"], given["retain_weight"], method.removeprefix(PREFIX))
     if method not in METHODS:

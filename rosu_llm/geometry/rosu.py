@@ -15,7 +15,7 @@ from ..errors import ConfigError, unknown
 from . import curvature
 from .gram import Gram
 from .projection import Stabilizer, retain_orthogonal
-from .rule import Inner
+from .rule import Inner, Simple
 from .vector import F, R, S, Vector
 
 JACOBIANS = ("relaxed", "none", *curvature.MODES)
@@ -29,7 +29,7 @@ def check_threshold(eps_q: float) -> None:
 
 
 @dataclass(frozen=True)
-class Rosu:
+class Rosu(Simple):
     """Retain-orthogonal surrogate unlearning.
 
     Args:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .gram import Gram
+from .subspace import Subspace
 from .vector import Vector
 
 
@@ -25,6 +26,7 @@ class Inner:
         alpha: ρ over that norm, the weight of the Jacobian correction; 0 at a fallback.
         fallback: the direction was too small to be trusted; no perturbation, no amplification.
         precise: δ is a small difference of large gradients; form it in float64.
+        through: what to hand to the optimizer in place of δ, where the optimizer's own metric turns it into δ.
     """
 
     delta: Vector
@@ -32,6 +34,7 @@ class Inner:
     alpha: float
     fallback: bool = False
     precise: bool = False
+    through: Vector | None = None
 
 
 class Rule(Protocol):
@@ -53,6 +56,20 @@ class Rule(Protocol):
     def pulls(self) -> bool:
         """Whether the weights are also moved along βδ (the paper's amplification)."""
 
+    @property
+    def samples(self) -> int:
+        """How many per-sample retain gradients are wanted besides (``r1``, ``r2``, …); windows may hold fewer."""
+
+    @property
+    def metric(self) -> str:
+        """``euclidean``, or ``adam``: the Gram matrix then comes with its ``dual``, once the optimizer has state."""
+
+    def protected(self, gram: Gram) -> Subspace | None:
+        """The span of the retain gradients that are protected, for rules with ``samples``."""
+
+    def precondition(self, gram: Gram) -> Vector | None:
+        """The vector q whose D⁻¹ q is to be captured as ``p`` before :meth:`inner`. Asked only where D is known."""
+
     def inner(self, gram: Gram, rho: float) -> Inner:
         """δ from the Gram matrix of the gradients at w. Called only if ``perturbs``."""
 
@@ -65,3 +82,16 @@ class Rule(Protocol):
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
         """The descent gradient v, from the Gram matrix of all captured gradients."""
+
+
+class Simple:
+    """What most rules answer: no per-sample gradients, the Euclidean metric."""
+
+    samples = 0
+    metric = "euclidean"
+
+    def protected(self, gram: Gram) -> Subspace | None:
+        return None
+
+    def precondition(self, gram: Gram) -> Vector | None:
+        return None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedLayoutError
 from .local import trainable
+from .metric import Scales, scales_of
 from .tensors import TensorSpace
 
 
@@ -79,6 +80,9 @@ class FSDP2Space(TensorSpace):
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         optimizer.step()
         return True
+
+    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
+        return scales_of(optimizer, self.parameters)
 
     def _truth(self) -> list[Tensor]:
         return [_local(p.data) for p in self.parameters]

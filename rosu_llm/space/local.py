@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, UnsupportedLayoutError
 from ..geometry import Vector
 from .hessian import hessian_product
+from .metric import Scales, scales_of
 from .tensors import TensorSpace
 
 
@@ -100,6 +101,9 @@ class LocalSpace(TensorSpace):
 
     def _scale(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
+        return scales_of(optimizer, self.parameters)
 
     def _truth(self) -> list[Tensor]:
         return [p.data for p in self.parameters]

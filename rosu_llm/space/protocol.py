@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..geometry import Gram, Vector
+from .metric import Scales
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,17 @@ class ParameterSpace(Protocol):
     def hold(self, name: str) -> None:
         """Let ``name`` stand for the gradient accumulated in ``.grad``, without copying it."""
 
-    def gram(self, names: Sequence[str], known: Gram | None = None) -> Gram:
-        """Inner products of the named gradients, over all shards; pairs in ``known`` are not recomputed."""
+    def gram(self, names: Sequence[str], known: Gram | None = None, scales: Scales | None = None) -> Gram:
+        """Inner products of the named gradients, over all shards; pairs in ``known`` are not recomputed.
+
+        With ``scales`` those of the optimizer's metric, ⟨x, D⁻¹ y⟩.
+        """
+
+    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
+        """D of the optimizer's metric as it is now; None before its first step."""
+
+    def precondition(self, vector: Vector, scales: Scales, *, into: str) -> None:
+        """Capture D⁻¹ times the given combination under ``into``."""
 
     def perturbed(self, delta: Vector, *, precise: bool, seed: int = 0) -> AbstractContextManager[Realized]:
         """The weights at w+δ; exactly w again on leaving, whatever happens inside."""

@@ -18,14 +18,15 @@ from torch import Tensor
 from ..errors import PerturbedWeightsError, UnsupportedLayoutError
 from ..geometry import Gram, Vector
 from .blocks import Sums, blocks, combine, inner, stochastic_round, work_dtype
+from .metric import Scales
 from .protocol import Realized
 
 
 class TensorSpace:
     """Capture, inner products, exact perturb and restore over local tensors.
 
-    Holds up to three copies of the trainable parameters this process owns: one per captured gradient and the
-    backup from which weights are restored bit for bit. They are allocated once and reused.
+    Holds one copy of the trainable parameters this process owns per captured gradient (two for most methods), and
+    the backup from which weights are restored bit for bit. They are allocated once and reused.
 
     Args:
         compute_dtype: the type the forward pass rounds weights to (autocast); theirs where not given.
@@ -139,11 +140,12 @@ class TensorSpace:
 
     # -- scalars --------------------------------------------------------------------------------
 
-    def gram(self, names: Sequence[str], known: Gram | None = None) -> Gram:
+    def gram(self, names: Sequence[str], known: Gram | None = None, scales: Scales | None = None) -> Gram:
         """Inner products of the named gradients, over all shards; pairs in ``known`` are not computed again.
 
         The first ones are float64 throughout on the CPU, since q is a difference. Those added later only enter
-        coefficients, where seven digits do and :meth:`measure` steps in if they cancel.
+        coefficients, where seven digits do and :meth:`measure` steps in if they cancel. With ``scales`` they are
+        ⟨x, D⁻¹ y⟩.
         """
         products = dict(known.products) if known is not None else {}
         pairs = [
@@ -154,26 +156,66 @@ class TensorSpace:
         ]
         needed = sorted({name for pair in pairs for name in pair})
         sums = Sums(len(pairs))
-        for group in self._grouped(needed):
-            for pieces in blocks(*group):
-                work = work_dtype(pieces[0], precise=known is None and pieces[0].device.type == "cpu")
-                wide = {name: piece.to(work) for name, piece in zip(needed, pieces, strict=True)}
+        for pieces, inverse in self._streamed(needed, scales):
+            work = work_dtype(pieces[0], precise=known is None and pieces[0].device.type == "cpu")
+            wide = {name: piece.to(work) for name, piece in zip(needed, pieces, strict=True)}
+            if inverse is None:
                 sums.add(*(inner(wide[a], wide[b]) for a, b in pairs))
+            else:
+                left = {name: wide[name] * inverse.to(work) for name in {a for a, _ in pairs}}
+                sums.add(*(inner(left[a], wide[b]) for a, b in pairs))
         values = self._sum(sums.total()).tolist() if pairs else []
         products.update(zip(pairs, values, strict=True))
-        return Gram(products, measure=self.measure)
+        return Gram(products, measure=lambda x, y: self.measure(x, y, scales))
 
-    def measure(self, x: Vector, y: Vector) -> float:
+    def measure(self, x: Vector, y: Vector, scales: Scales | None = None) -> float:
         """``⟨x, y⟩`` with x and y formed element by element in float64: exact where a Gram cancels."""
         names = sorted({*x, *y})
         left, right = [x[n] for n in names], [y[n] for n in names]
         sums = Sums(1)
-        for group in self._grouped(names):
-            for pieces in blocks(*group):
-                work = work_dtype(pieces[0], precise=True)
-                a = combine(left, pieces, work)
-                sums.add(inner(a, a if left == right else combine(right, pieces, work)))
+        for pieces, inverse in self._streamed(names, scales):
+            work = work_dtype(pieces[0], precise=True)
+            a = combine(left, pieces, work)
+            b = a if left == right else combine(right, pieces, work)
+            sums.add(inner(a if inverse is None else a * inverse, b))
         return float(self._sum(sums.total())[0])
+
+    def _streamed(
+        self, names: Sequence[str], scales: Scales | None
+    ) -> Iterator[tuple[tuple[Tensor, ...], Tensor | None]]:
+        """Matching blocks of the named gradients, each with its piece of D⁻¹ if there is a metric.
+
+        A parameter whose D is unknown yet is left out: δ will not move it.
+        """
+        groups = self._grouped(names)
+        for group, scale in zip(groups, scales or [None] * len(groups), strict=True):
+            if scale is not None:
+                for *pieces, second in blocks(*group, scale.second):
+                    yield tuple(pieces), scale.inverse(second, work_dtype(second, precise=True))
+            elif scales is None:
+                for found in blocks(*group):
+                    yield found, None
+
+    # -- the optimizer's metric -----------------------------------------------------------------
+
+    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
+        """D of the optimizer's metric, aligned with :meth:`_truth`; None before it has taken a step."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def precondition(self, vector: Vector, scales: Scales, *, into: str) -> None:
+        """Capture D⁻¹ times the given combination under ``into``."""
+        names = sorted(vector)
+        coefficients = [vector[n] for n in names]
+        buffers = self._spare.pop() if self._spare else [torch.empty_like(t) for t in self._truth()]
+        for buffer, group, scale in zip(buffers, self._grouped(names), scales, strict=True):
+            if scale is None:
+                buffer.zero_()
+                continue
+            for target, second, *parts in blocks(buffer, scale.second, *group):
+                work = work_dtype(target, precise=True)
+                target.copy_(combine(coefficients, parts, work).mul_(scale.inverse(second, work)))
+        self._captured[into] = buffers
 
     def displacement(self) -> float:
         if self._backup is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedLayoutError
 from .fsdp2 import all_reduce_sum
+from .metric import Scales, scale_of, scales_of, second_moment
 from .tensors import TensorSpace
 
 
@@ -87,6 +89,16 @@ class Zero12Space(ZeroSpace):
     def _truth(self) -> list[Tensor]:
         return self._cut([self._optimizer.single_partition_of_fp32_groups[i].data for i in self._groups])
 
+    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
+        flat = [self._optimizer.single_partition_of_fp32_groups[i] for i in self._groups]
+        found = scales_of(optimizer, flat)
+        if found is None:
+            return None
+        whole = [scale for scale in found if scale is not None]
+        assert self._sizes is not None
+        cuts = zip(whole, self._sizes, strict=True)
+        return [replace(scale, second=piece) for scale, sizes in cuts for piece in scale.second.split(sizes)]
+
     def _visible(self) -> list[Tensor]:
         parts = self._optimizer.parallel_partitioned_bit16_groups
         return self._cut([parts[i][self._rank].data for i in self._groups])
@@ -144,6 +156,20 @@ class Zero3Space(ZeroSpace):
         from deepspeed.utils import safe_get_local_fp32_param
 
         return self._trim([safe_get_local_fp32_param(p).data for p in self.parameters])
+
+    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
+        from deepspeed.utils import safe_get_local_optimizer_state
+
+        known = [p for p in optimizer.state if optimizer.state[p]]
+        if not known:
+            return None
+        like = scale_of(optimizer, known[0], optimizer.param_groups[0])
+        assert like is not None
+        key = second_moment(optimizer.param_groups[0])
+        return [
+            replace(like, second=t)
+            for t in self._trim([safe_get_local_optimizer_state(p, key) for p in self.parameters])
+        ]
 
     def _visible(self) -> list[Tensor]:
         return self._trim([p.ds_tensor.data for p in self.parameters])

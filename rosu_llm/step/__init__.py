@@ -1,8 +1,9 @@
 """The passes over a window and the update they end in."""
 
 from .amplify import Amplifier, Pull, resolve
-from .engine import Closure, Outcome, StepEngine
+from .engine import Closure, StepEngine
 from .loop import UnlearningStep, guard_optimizer
+from .outcome import Outcome
 from .report import metrics, pull_metrics
 
 __all__ = [

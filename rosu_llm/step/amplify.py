@@ -48,10 +48,13 @@ class Amplifier:
     kappa: float = 0.5
 
     def in_gradient(self, inner: Inner, beta: float, learning_rate: float) -> Vector:
-        """(β/η)δ in mode ``optimizer``; nothing otherwise, nor where there is no step."""
+        """(β/η)δ in mode ``optimizer``; nothing otherwise, nor where there is no step.
+
+        In the optimizer's metric δ is along D⁻¹q, which the optimizer makes of q: it is handed ρ q/‖q‖ instead.
+        """
         if self.mode != "optimizer" or learning_rate == 0.0:
             return Vector()
-        return (beta / learning_rate) * inner.delta
+        return (beta / learning_rate) * (inner.delta if inner.through is None else inner.through)
 
     def after_step(self, space: ParameterSpace, inner: Inner, beta: float, scale: float) -> Pull:
         """Add the pull; ``scale`` in [0, 1] is the calibration's."""

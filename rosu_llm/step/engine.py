@@ -9,54 +9,28 @@ its share of the window's loss.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from math import isfinite
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import DataError, NonFiniteError
+from ..errors import ConfigError, DataError, NonFiniteError
 from ..geometry import Gram, Inner, Rule, Vector
+from ..geometry.subspace import Subspace, check_independent, sample_name
 from ..space import ParameterSpace, Realized
+from ..space.metric import Scales, check_adaptive
+from .outcome import Outcome
 from .replay import RandomState, frozen_statistics
+
+logger = logging.getLogger(__name__)
 
 Closure = Callable[[], Tensor]
 
 #: The names under which a rule knows the gradient of each loss.
 SLOT = {"forget": "f", "retain": "r"}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one step computed.
-
-    Attributes:
-        losses: value of each pass: ``forget``, ``retain``, and at w+δ ``surrogate`` (of the retain loss) or
-            ``forget_surrogate``.
-        gram: inner products of all captured gradients.
-        inner: the perturbation; None for rules without one.
-        realized: what became of it in the arithmetic of the model; None where there was none.
-        vector: v, the descent gradient, without amplification.
-        amplified: what was subtracted from v before it was handed to the optimizer.
-        skipped: gradients overflowed under loss scaling; the optimizer step will be skipped.
-    """
-
-    losses: Mapping[str, float]
-    gram: Gram
-    inner: Inner | None = None
-    realized: Realized | None = None
-    vector: Vector = field(default_factory=Vector)
-    amplified: Vector = field(default_factory=Vector)
-    skipped: bool = False
-
-    @property
-    def objective(self) -> float:
-        """The loss the outer step descends: at the surrogate point where there is one."""
-        for name in ("surrogate", "retain", "forget"):
-            if name in self.losses:
-                return self.losses[name]
-        raise KeyError("no pass was run")
 
 
 #: Given the losses at w and δ, what is to be subtracted from v (amplification through the optimizer).
@@ -73,6 +47,7 @@ class StepEngine:
         devices: devices whose random state dropout uses.
         mean_over_ranks: averages a small float64 tensor over processes.
         loss_scaling: gradients may overflow and be skipped (fp16) instead of being an error.
+        optimizer: whose second moments are the metric, for rules that work in it.
     """
 
     def __init__(
@@ -84,6 +59,7 @@ class StepEngine:
         devices: Iterable[torch.device] = (),
         mean_over_ranks: Callable[[Tensor], Tensor] | None = None,
         loss_scaling: bool = False,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.rule = rule
         self.space = space
@@ -91,6 +67,12 @@ class StepEngine:
         self._devices = tuple(devices)
         self._mean = mean_over_ranks or (lambda values: values)
         self._loss_scaling = loss_scaling
+        self._optimizer = optimizer
+        self._spanned = False
+        if rule.metric == "adam":
+            if optimizer is None:
+                raise ConfigError("metric='adam' reads the optimizer's second moments: pass optimizer=….")
+            check_adaptive(optimizer)
 
     def run(
         self,
@@ -99,25 +81,37 @@ class StepEngine:
         rho: float,
         amplification: Amplification | None = None,
         seed: int = 0,
+        samples: Sequence[Closure] = (),
     ) -> Outcome:
         """All passes of one update; on return ``.grad`` holds the gradient for the optimizer.
 
-        If anything raises, the weights are exactly what they were and no gradient is left behind.
+        ``samples`` give the loss of single retain examples, one each, for rules that protect their gradients. If
+        anything raises, the weights are exactly what they were and no gradient is left behind.
         """
         for name in self.rule.passes:
             if not window.get(name):
                 raise DataError(f"The window has no {name!r} micro-batch; this method needs {self.rule.passes}.")
+        if self.rule.samples and not 1 <= len(samples) <= self.rule.samples:
+            raise DataError(
+                f"{len(samples)} single retain samples were given; this method needs 1 to {self.rule.samples}."
+            )
         try:
-            return self._run(window, rho, amplification, seed)
+            return self._run(window, rho, amplification, seed, samples if self.rule.samples else ())
         except BaseException:
             self.space.begin()
             raise
 
     def _run(
-        self, window: Mapping[str, Sequence[Closure]], rho: float, amplification: Amplification | None, seed: int
+        self,
+        window: Mapping[str, Sequence[Closure]],
+        rho: float,
+        amplification: Amplification | None,
+        seed: int,
+        samples: Sequence[Closure],
     ) -> Outcome:
         space, rule = self.space, self.rule
         space.begin()
+        names = self._sample_passes(samples)
         losses: dict[str, float] = {}
         states: dict[str, RandomState] = {}
         for i, name in enumerate(rule.passes):
@@ -127,15 +121,22 @@ class StepEngine:
                 space.capture(SLOT[name])
             else:
                 space.hold(SLOT[name])
-        names = [SLOT[name] for name in rule.passes]
-        gram = space.gram(names)
+            names.append(SLOT[name])
+        scales = self._scales()
+        gram = self._gram(names, scales)
         if not self._usable(gram):
             return self._skip(losses, gram)
+        protected = self._protected(gram, len(samples))
         if not rule.perturbs:
             vector = rule.outer(gram, None)
             space.write_gradient(vector)
-            return Outcome(losses, gram, vector=vector)
+            return Outcome(losses, gram, vector=vector, protected=protected)
 
+        direction = None if scales is None else rule.precondition(gram)
+        if scales is not None and direction is not None:
+            space.precondition(direction, scales, into="p")
+            gram = replace(space.gram([*names, "p"], known=gram), dual=gram.dual)
+            names.append("p")
         inner = rule.inner(gram, rho)
         realized: Realized | None = None
         if not inner.fallback:
@@ -147,19 +148,53 @@ class StepEngine:
                 name = "surrogate" if rule.surrogate == "retain" else "forget_surrogate"
                 losses[name] = self._pass(name, window[rule.surrogate])
             space.hold("s")
-            gram = space.gram([*names, "s"], known=gram)
+            gram = self._gram([*names, "s"], scales, known=gram)
             if not self._usable(gram):
                 return self._skip(losses, gram)
             if rule.curves:
-                for part, direction in rule.curvature(gram, inner).items():
+                for part, towards in rule.curvature(gram, inner).items():
                     states[part].restore()
-                    space.hessian_product(window[part], direction, into=f"h{SLOT[part]}")
+                    space.hessian_product(window[part], towards, into=f"h{SLOT[part]}")
         vector = rule.outer(gram, inner)
         amplified = Vector()
         if amplification is not None and rule.pulls and not inner.fallback:
             amplified = amplification(losses, inner)
         space.write_gradient(vector - amplified, precise=inner.precise)
-        return Outcome(losses, gram, inner, realized, vector, amplified)
+        return Outcome(losses, gram, inner, realized, vector, amplified, protected=protected)
+
+    def _scales(self) -> Scales | None:
+        if self.rule.metric != "adam" or self._optimizer is None:
+            return None
+        scales = self.space.scales(self._optimizer)
+        if scales is None:
+            logger.info("metric: adam starts with the next step; the optimizer has no second moments before its first")
+        return scales
+
+    def _sample_passes(self, samples: Sequence[Closure]) -> list[str]:
+        """One pass per sample, at w and before all others, so that the random numbers of those are not disturbed."""
+        names: list[str] = []
+        with frozen_statistics(self._module):
+            for i, closure in enumerate(samples):
+                self._pass(f"retain sample {i + 1}", [closure])
+                names.append(sample_name(i))
+                self.space.capture(names[-1])
+        return names
+
+    def _gram(self, names: Sequence[str], scales: Scales | None, known: Gram | None = None) -> Gram:
+        """Inner products, also in the optimizer's metric if there is one (where D⁻¹q has no part)."""
+        gram = self.space.gram(names, known=known)
+        if scales is None:
+            return gram
+        inside = [name for name in names if name != "p"]
+        return replace(gram, dual=self.space.gram(inside, known=known.dual if known else None, scales=scales))
+
+    def _protected(self, gram: Gram, count: int) -> Subspace | None:
+        if not count:
+            return None
+        if not self._spanned:  # a mistake shows in the first step; later, dependent samples are chance and are dropped
+            check_independent(gram, count)
+            self._spanned = True
+        return self.rule.protected(gram)
 
     def _pass(self, name: str, closures: Sequence[Closure]) -> float:
         shares: list[Tensor] = []

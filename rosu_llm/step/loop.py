@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import PerturbedWeightsError
+from ..errors import DataError, PerturbedWeightsError
 from ..geometry import BetaSchedule, Inner, RhoSchedule, Stabilizer, Vector, build_rule
 from ..space import LocalSpace, ParameterSpace, TensorSpace
 from .amplify import resolve
@@ -27,7 +27,7 @@ class UnlearningStep:
     Args:
         model: the module whose parameters ``optimizer`` holds.
         optimizer: any torch optimizer; its parameters span the geometry.
-        method: ``rosu``, ``minmax``, ``uam``, ``graddiff``, ``ft`` or ``ng``.
+        method: a name in :data:`rosu_llm.geometry.METHODS`.
         rho: perturbation radius ρ.
         rho_schedule: ``constant`` or ``cosine``; the latter needs ``total_steps``.
         beta: ``tied`` (β = η/ρ), ``two_phase`` (needs ``total_steps``) or a number.
@@ -37,7 +37,7 @@ class UnlearningStep:
         space: where the parameters live; a :class:`~rosu_llm.space.LocalSpace` over the optimizer's unless given
             (:class:`~rosu_llm.space.FSDP2Space`, :func:`~rosu_llm.space.zero_space`).
         mean_over_ranks: averages a small tensor over processes; needed when there are several.
-        options: further options of the method: ``jacobian``, ``tau``, ``tau_mode``, ``eps_q``, …
+        options: further options of the method: ``jacobian``, ``tau``, ``protect_rank``, ``metric``, …
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class UnlearningStep:
         self._total = total_steps
         self._count = 0
         rule = build_rule(method, **options)
+        self._rank: int | None = options.get("protect_rank")
         alone = options.get("components") == "delta_only"
         self._amplifier = resolve(amplify, beta, kappa, optimizer, alone=alone)
         self._stabilizer: Stabilizer | None = getattr(rule, "stabilizer", None)
@@ -73,11 +74,27 @@ class UnlearningStep:
             module=model,
             devices={p.device for p in model.parameters()},
             mean_over_ranks=mean_over_ranks,
+            optimizer=optimizer,
         )
         guard_optimizer(optimizer, self.space)
 
-    def __call__(self, forget: Closure | Sequence[Closure], retain: Closure | Sequence[Closure]) -> dict[str, float]:
-        """Take one step; each closure returns its share of the loss of its part (their sum is the loss)."""
+    def __call__(
+        self,
+        forget: Closure | Sequence[Closure],
+        retain: Closure | Sequence[Closure],
+        samples: Sequence[Closure] = (),
+    ) -> dict[str, float]:
+        """Take one step; each closure returns its share of the loss of its part (their sum is the loss).
+
+        ``samples`` are for methods that protect per-sample gradients: each returns the loss of one retain example.
+        With several processes a closure's gradient is averaged over them: the process that owns the example returns
+        its loss times their number, the others any loss times zero.
+        """
+        if self._rank is not None and len(samples) < self.engine.rule.samples:
+            raise DataError(
+                f"protect_rank={self._rank} is larger than the retain window, which has {len(samples)} samples: pass "
+                "more in samples=, or lower protect_rank."
+            )
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         rho = self._rho.at(self._count, self._total)
         beta = self._beta.at(self._count, self._total, learning_rate, rho)
@@ -86,7 +103,7 @@ class UnlearningStep:
             return self._amplifier.in_gradient(inner, beta, learning_rate)
 
         window = {"forget": _closures(forget), "retain": _closures(retain)}
-        outcome = self.engine.run(window, rho=rho, amplification=amplification, seed=self._count)
+        outcome = self.engine.run(window, rho=rho, amplification=amplification, seed=self._count, samples=samples)
         applied = self.space.step(self.optimizer)
         values = metrics(outcome, self._stabilizer)
         inner = outcome.inner

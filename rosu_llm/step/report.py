@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from ..geometry import F, R, Stabilizer, cosine
+from math import sqrt
+
+from ..geometry import F, Gram, R, Stabilizer, cosine, retain_orthogonal
+from ..geometry.rosu_subspace import P
 from .amplify import Pull
-from .engine import Outcome
+from .outcome import Outcome
 
 
 def metrics(outcome: Outcome, stabilizer: Stabilizer | None = None) -> dict[str, float]:
     """``group/name`` → value, for whatever the step computed."""
     values = {f"loss/{name}": value for name, value in outcome.losses.items()}
     gram = outcome.gram
-    known = {name for pair in gram.products for name in pair}
+    known = gram.names
     if outcome.skipped:
         return values
     if "f" in known:
@@ -22,6 +25,11 @@ def metrics(outcome: Outcome, stabilizer: Stabilizer | None = None) -> dict[str,
             values["coupling/residue"] = stabilizer.residue(gram(R, R))
     if {"f", "r"} <= known:
         values["coupling/cosine"] = cosine(gram)
+    if outcome.protected is not None and "r" in known:
+        values["subspace/rank"] = float(outcome.protected.rank)
+        values["subspace/retain_outside"] = outcome.protected.share_outside(R)
+    if gram.dual is not None and "p" in known:
+        values.update(_neutrality(gram, gram.dual))
     if outcome.inner is not None:
         values["norm/q"] = outcome.inner.direction_norm
         values["step/alpha"] = outcome.inner.alpha
@@ -35,6 +43,20 @@ def metrics(outcome: Outcome, stabilizer: Stabilizer | None = None) -> dict[str,
         size = gram.norm(outcome.vector)
         values["step/amplification_ratio"] = gram.norm(outcome.amplified) / size if size > 0.0 else 0.0
     return values
+
+
+def _neutrality(gram: Gram, dual: Gram) -> dict[str, float]:
+    """cos(r, q) in the optimizer's metric, 0 where what the optimizer makes of q is retain-neutral.
+
+    For q as it was projected (from the D⁻¹q that is added to the weights), and for the Euclidean q.
+    """
+    size, square = dual.norm(R), gram.dot(F, P)  # ⟨f, D⁻¹q⟩ = ⟨q, D⁻¹q⟩
+    q = retain_orthogonal(F, gram, Stabilizer(0.0))
+    scale = size * dual.norm(q)
+    return {
+        "metric/leak": gram.dot(R, P) / (size * sqrt(square)) if size > 0.0 and square > 0.0 else 0.0,
+        "metric/leak_euclidean": dual.dot(R, q) / scale if scale > 0.0 else 0.0,
+    }
 
 
 def pull_metrics(pull: Pull) -> dict[str, float]:

@@ -54,6 +54,18 @@ class MethodArguments:
     tau_mode: str = field(default="absolute", metadata=_help("τ absolute as in the paper, or relative to ‖r‖²."))
     eps_q: float = field(default=1e-6, metadata=_help("‖q‖ at or below which a step is plain retain descent."))
 
+    protect_rank: int | None = field(
+        default=None,
+        metadata=_help("Protected retain directions: 1 is the mean (rosu's default), k ≥ 2 are k sampled examples."),
+    )
+    include_mean: bool = field(
+        default=False, metadata=_help("Protect the mean retain gradient besides the sampled ones.")
+    )
+    metric: str = field(
+        default="euclidean",
+        metadata=_help("Metric in which rosu and gu project: euclidean, or adam (the optimizer's)."),
+    )
+
     # -- the amplification ----------------------------------------------------------------------
     beta: NameOrNumber = field(default="tied", metadata=_help("Amplification β: tied (η/ρ), two_phase or a number."))
     beta_start: float = field(default=0.001, metadata=_help("two_phase: β at the first step."))
@@ -76,6 +88,7 @@ class MethodArguments:
     forget_weight: float = field(default=1.0, metadata=_help("λ_f of graddiff, pcgrad, blur, sam_npo, torchjd."))
     retain_weight: float = field(default=1.0, metadata=_help("λ_r of the same."))
     reflection: float = field(default=2.0, metadata=_help("uam_reflected: factor γ on the component along f."))
+    orthograd_alpha: float = field(default=0.5, metadata=_help("orthograd: weight α of r; 1 − α on the forget part."))
     npo_beta: float = field(default=0.1, metadata=_help("npo: inverse temperature."))
     simnpo_beta: float = field(default=4.5, metadata=_help("simnpo: inverse temperature."))
     simnpo_delta: float = field(default=0.0, metadata=_help("simnpo: margin."))

@@ -22,6 +22,11 @@ logger = logging.getLogger(__name__)
 
 def run(arguments: RunArguments, config: ROSUConfig) -> ROSUTrainer:
     """Unlearn as described; returns the trainer after training and saving."""
+    return train(*load(arguments, config), arguments, config)
+
+
+def load(arguments: RunArguments, config: ROSUConfig) -> tuple[Any, Any, Any, Any, Any]:
+    """The checked first half of :func:`run`: model, tokenizer, and samples to forget, to keep and held out."""
     arguments.check_run()
     if not isinstance(arguments.forget_data, str) or not isinstance(arguments.max_length, int):
         raise ConfigError(
@@ -35,8 +40,7 @@ def run(arguments: RunArguments, config: ROSUConfig) -> ROSUTrainer:
     forget = _samples(arguments.forget_data, tokenizer, arguments)
     retain = _samples(arguments.retain_data, tokenizer, arguments)
     holdout = _samples(arguments.holdout_data, tokenizer, arguments) if arguments.holdout_data else None
-    model = _model(arguments)
-    return train(model, tokenizer, forget, retain, holdout, arguments, config)
+    return _model(arguments), tokenizer, forget, retain, holdout
 
 
 def train(
@@ -45,8 +49,20 @@ def train(
     """The second half of :func:`run`, for a model and data that are loaded already."""
     if arguments.overwrite and not config.resume_from_checkpoint and config.should_save:
         remove_all(Path(config.output_dir))
+    trainer = build_trainer(model, tokenizer, forget, retain, holdout, arguments, config)
+    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.create_model_card()
+    logger.info("The model is in %s", config.output_dir)
+    return trainer
+
+
+def build_trainer(
+    model: Any, tokenizer: Any, forget: Any, retain: Any, holdout: Any, arguments: RunArguments, config: ROSUConfig
+) -> ROSUTrainer:
+    """The trainer of a run, before its first step."""
     pairs = ForgetRetainDataset(forget, retain, retain_per_forget=arguments.retain_per_forget, seed=config.seed)
-    trainer = ROSUTrainer(
+    return ROSUTrainer(
         model,
         config,
         train_dataset=pairs,
@@ -54,11 +70,6 @@ def train(
         holdout_dataset=holdout,
         peft_config=_lora(arguments),
     )
-    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
-    trainer.save_model()
-    trainer.create_model_card()
-    logger.info("The model is in %s", config.output_dir)
-    return trainer
 
 
 def _samples(source: str | None, tokenizer: Any, arguments: RunArguments) -> Any:

@@ -15,7 +15,10 @@ _STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adafactor": 0, "Lion": 1}
 
 @dataclass(frozen=True)
 class Preflight:
-    """Passes and estimated bytes of one training step, activations not included."""
+    """Passes and estimated bytes of one training step, activations not included.
+
+    ``passes`` counts those over single retain samples too, which are shorter than the others.
+    """
 
     passes: int
     trainable: int
@@ -53,12 +56,13 @@ def preflight(model: nn.Module, rule: Rule, optimizer: torch.optim.Optimizer, re
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
     size = sum(_count(p) * p.element_size() for p in trained)
-    kept = len(rule.passes) if rule.perturbs else len(rule.passes) - 1
+    kept = rule.samples + (len(rule.passes) if rule.perturbs else len(rule.passes) - 1)
+    kept += int(rule.perturbs and rule.metric != "euclidean")  # D⁻¹q
     adaptive = _STATES.get(type(optimizer).__name__, 2)
     if type(optimizer).__name__ == "SGD" and any(g.get("momentum") for g in optimizer.param_groups):
         adaptive = 1
     return Preflight(
-        passes=len(rule.passes) + int(rule.perturbs),
+        passes=rule.samples + len(rule.passes) + int(rule.perturbs),
         trainable=sum(_count(p) for p in trained),
         total=sum(_count(p) for p in parameters),
         weights=sum(_count(p) * p.element_size() for p in parameters),

@@ -110,13 +110,7 @@ def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
 
 def build(values: Mapping[str, Any]) -> tuple[RunArguments, ROSUConfig]:
     """The two groups of arguments, each value checked against its field."""
-    chosen = config_class(values)
-    hints = {cls: get_type_hints(cls) for cls in (RunArguments, chosen)}
-    fields = {f.name: hints[cls][f.name] for cls in hints for f in dataclasses.fields(cls) if f.init}
-    for key in values:
-        if key not in fields:
-            raise _unknown_key(key, fields, chosen)
-    typed = {key: coerce(key, value, fields[key]) for key, value in values.items()}
+    chosen, typed = type_values(values)
     names = {f.name for f in dataclasses.fields(RunArguments)}
     run = RunArguments(**{k: v for k, v in typed.items() if k in names})
     try:
@@ -126,6 +120,17 @@ def build(values: Mapping[str, Any]) -> tuple[RunArguments, ROSUConfig]:
     except (ValueError, TypeError, ImportError) as error:  # from TrainingArguments' own checks
         raise ConfigError(one_line(error)) from error
     return run, config
+
+
+def type_values(values: Mapping[str, Any]) -> tuple[type[ROSUConfig], dict[str, Any]]:
+    """The configuration class of the settings, and each value as the type of its field; what it says is not checked."""
+    chosen = config_class(values)
+    hints = {cls: get_type_hints(cls) for cls in (RunArguments, chosen)}
+    fields = {f.name: hints[cls][f.name] for cls in hints for f in dataclasses.fields(cls) if f.init}
+    for key in values:
+        if key not in fields:
+            raise _unknown_key(key, fields, chosen)
+    return chosen, {key: coerce(key, value, fields[key]) for key, value in values.items()}
 
 
 def one_line(error: object) -> str:

@@ -27,7 +27,7 @@ from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..geometry import Inner, Vector
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..space import TensorSpace
-from ..step import Amplifier, Outcome, StepEngine, guard_optimizer, metrics, pull_metrics
+from ..step import Amplifier, Closure, Outcome, StepEngine, guard_optimizer, metrics, pull_metrics
 from ..step.amplify import NEGLIGIBLE
 from .arguments import MethodArguments
 from .calibrator import Calibrator
@@ -35,6 +35,7 @@ from .checkpoint import REFERENCE_FILE, STATE_FILE, resolve_resume
 from .config import ROSUConfig
 from .layout import build_space, check_layout
 from .paired_evaluation import PairedEvaluation
+from .per_sample import Ranks, sample_closures
 from .precision import dtype_argument, prepare_precision
 from .preflight import Preflight, preflight
 from .saving import Saving
@@ -103,6 +104,7 @@ class ROSUMixin(PairedEvaluation, Saving):
             kwargs["data_collator"] = ForgetRetainCollator(getattr(tokenizer, "pad_token_id", None) or 0)
         super().__init__(model, args, *rest, **kwargs)
         self.layout = check_layout(self.accelerator, self.model, self.args.n_gpu)
+        self._check_samples()
         if settings.rule().curves and self.layout not in ("local", "ddp"):
             raise UnsupportedLayoutError(
                 f"jacobian={settings.jacobian!r} differentiates twice through whole parameters, which {self.layout} "
@@ -145,6 +147,17 @@ class ROSUMixin(PairedEvaluation, Saving):
                 )
             if len(holdout) == 0:
                 raise DataError("holdout_dataset is empty: calibrate='holdout' has nothing to measure.")
+
+    def _check_samples(self) -> None:
+        """Refuse more protected samples than a window has; a shorter one at the end of an epoch takes what it has."""
+        wanted = self.method_args.rule().samples
+        each, steps, world = self.args.train_batch_size, self.args.gradient_accumulation_steps, self.args.world_size
+        size = each * steps * world
+        if self.method_args.protect_rank is not None and wanted > size:
+            raise ConfigError(
+                f"protect_rank={wanted} is larger than the retain window, which has {size} samples (batch size {each} "
+                f"× accumulation {steps} × processes {world}): lower protect_rank, or enlarge the window."
+            )
 
     # -- references and calibration -------------------------------------------------------------
 
@@ -275,7 +288,8 @@ class ROSUMixin(PairedEvaluation, Saving):
             part: self._window_loss(part).closures(model, [b[part] for b in batches], part, count)
             for part in engine.rule.passes
         }
-        outcome = engine.run(window, rho=rho, amplification=amplification, seed=step)
+        samples = self._sample_closures(model, batches, count) if engine.rule.samples else []
+        outcome = engine.run(window, rho=rho, amplification=amplification, seed=step, samples=samples)
         self._record(outcome, scale)
         assert self._amplifier is not None
         pulls = engine.rule.pulls and self._amplifier.mode != "optimizer"
@@ -286,6 +300,20 @@ class ROSUMixin(PairedEvaluation, Saving):
         if self.layout == "zero" and engine.space.step(self._raw_optimizer()):
             self._after_optimizer_step()
         return outcome
+
+    def _sample_closures(self, model: nn.Module, batches: Sequence[Mapping[str, Any]], longest: int) -> list[Closure]:
+        """Losses of single retain samples of the window, for rules that protect their gradients."""
+        state = self.accelerator
+        return sample_closures(
+            self._window_loss("retain"),
+            model,
+            [b["retain"] for b in batches],
+            Ranks(state.process_index, state.num_processes, self._mean_over_ranks),
+            count=self.method_args.rule().samples,
+            longest=longest,
+            seed=self.args.seed,
+            step=self.state.global_step,
+        )
 
     def _forget_nll(self, model: nn.Module, losses: Mapping[str, float], batches: Sequence[Mapping[str, Any]]) -> float:
         """The forget loss on the scale of the target: mean answer-token NLL."""
@@ -329,6 +357,7 @@ class ROSUMixin(PairedEvaluation, Saving):
             devices={self.args.device},
             mean_over_ranks=self._mean_over_ranks,
             loss_scaling=self.accelerator.mixed_precision == "fp16",
+            optimizer=optimizer,
         )
         for hook in self._hooks:
             hook.remove()

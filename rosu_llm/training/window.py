@@ -79,11 +79,13 @@ class WindowLoss:
             weights = [1.0 / (max(n, 1.0) * len(batches)) for n in counts]
         missing = max(0, (count or 0) - len(batches))
         padded = [*batches, *([batches[-1]] * missing)]
-        return [self._closure(model, b, w) for b, w in zip(padded, [*weights, *([0.0] * missing)], strict=True)]
+        return [self.share(model, b, w) for b, w in zip(padded, [*weights, *([0.0] * missing)], strict=True)]
 
-    def _closure(self, model: nn.Module, batch: Mapping[str, Any], weight: float) -> Closure:
-        def share() -> Tensor:
+    def share(self, model: nn.Module, batch: Mapping[str, Any], weight: float) -> Closure:
+        """The batch's sum over its units, times ``weight``."""
+
+        def closure() -> Tensor:
             with self.forward_context():
                 return self.spec.function(model, batch, self.context) * weight
 
-        return share
+        return closure

@@ -6,10 +6,13 @@ import pytest
 
 from rosu_llm.geometry import METHODS, Rosu, Stabilizer, build_rule
 from rosu_llm.geometry.descent import FineTune, GradDiff, NegativeGradient
+from rosu_llm.geometry.gu import GU
 from rosu_llm.geometry.minmax import MinMax, Uam, UamReflected, UamRelaxed
+from rosu_llm.geometry.orthograd import OrthoGrad
 from rosu_llm.geometry.pcgrad import Blur, PCGrad, PCGradConflict
 from rosu_llm.geometry.rule import Rule
 from rosu_llm.geometry.sharpness import SharpnessAware
+from rosu_llm.geometry.subspace import Protection
 
 
 @pytest.mark.parametrize(
@@ -24,6 +27,8 @@ from rosu_llm.geometry.sharpness import SharpnessAware
         ("pcgrad_conflict", PCGradConflict(1.0, 1.0)),
         ("blur", Blur(1.0, 1.0)),
         ("sam_npo", SharpnessAware(1.0, 1.0, 1e-6)),
+        ("orthograd", OrthoGrad(Protection(8, mean=False), 0.5)),
+        ("gu", GU(Protection(8, mean=False), "euclidean")),
         ("graddiff", GradDiff(1.0, 1.0)),
         ("ft", FineTune()),
         ("ng", NegativeGradient()),
@@ -39,7 +44,9 @@ def test_defaults_are_those_of_the_paper(method: str, expected: Rule) -> None:
 def test_every_method_is_covered_here() -> None:
     """A method added to the registry needs its tests."""
     assert sorted(METHODS) == sorted(
-        "rosu minmax uam uam_relaxed uam_reflected pcgrad pcgrad_conflict blur sam_npo graddiff ft ng".split()
+        (
+            "rosu minmax uam uam_relaxed uam_reflected pcgrad pcgrad_conflict blur sam_npo orthograd gu graddiff ft ng"
+        ).split()
     )
 
 

@@ -1,0 +1,116 @@
+"""Single retain samples of a window, for rules that protect per-sample gradients.
+
+Which k samples are taken is a function of seed and step alone, over the whole window: all micro-batches of all ranks,
+in the order in which one process would have seen them. So 8×1 micro-batches, 1×8 and two processes choose the same.
+
+Each sample is one batch-1 pass, and its gradient a stored copy; their Gram matrix needs all k at once. The rank that
+has the sample returns its loss times the number of ranks, the others a loss times zero: whatever averages gradients
+over ranks (DDP, FSDP2, ZeRO) then gives exactly that sample's gradient, and every collective is joined by all.
+
+Why copies: the alternative keeps none, takes ⟨rᵢ, x⟩ by forward-mode derivatives and recomputes each rⱼ. For k = 8 on a
+Llama of 7 M parameters (one CPU core, scripts/bench_per_sample.py) the copies cost 1.6 passes over the k samples, the
+derivatives 18; those also need kernels that can be differentiated forwards. With an adapter or a few matrices the
+copies are small; with all parameters they are k times the weights, divided by the ranks under FSDP2 and ZeRO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import DataError
+from ..losses import COUNT
+from ..step import Closure
+from .window import WindowLoss
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process is among the others.
+
+    Attributes:
+        rank, world: its number, and how many there are.
+        mean: averages a small tensor over processes.
+    """
+
+    rank: int
+    world: int
+    mean: Callable[[Tensor], Tensor]
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Row i is what rank i gave."""
+        rows = torch.zeros(self.world, len(values), dtype=torch.float64)
+        rows[self.rank] = values * self.world
+        return self.mean(rows)
+
+
+def sample_closures(
+    loss: WindowLoss,
+    model: nn.Module,
+    batches: Sequence[Mapping[str, Any]],
+    ranks: Ranks,
+    *,
+    count: int,
+    longest: int,
+    seed: int,
+    step: int,
+) -> list[Closure]:
+    """One closure for each of up to ``count`` samples; averaged over ranks it is that sample's mean loss.
+
+    ``longest`` is the number of micro-batches of the longest window over ranks.
+    """
+    units = COUNT[loss.spec.unit]
+    # A sample without answer tokens has no gradient to protect.
+    rows = [[i for i in range(len(b["input_ids"])) if float(units(single(b, i))) > 0.0] for b in batches]
+    sizes = torch.zeros(longest, dtype=torch.float64)
+    sizes[: len(rows)] = torch.tensor([float(len(found)) for found in rows])
+    table = ranks.gather(sizes).round().to(torch.int64).tolist()
+    places = choose(table, count, seed, step)
+    if not places:
+        raise DataError("The retain window has no sample with an answer token: check label masking and max_length.")
+    closures = []
+    for rank, micro, nth in places:
+        mine = rank == ranks.rank
+        sample = single(batches[micro], rows[micro][nth]) if mine else single(batches[-1], 0)
+        closures.append(loss.share(model, sample, ranks.world / float(units(sample)) if mine else 0.0))
+    return closures
+
+
+def choose(sizes: Sequence[Sequence[int]], count: int, seed: int, step: int) -> list[tuple[int, int, int]]:
+    """Up to ``count`` distinct places (rank, micro-batch, row), from how many rows each micro-batch of each rank has.
+
+    Micro-batch m of all ranks comes before micro-batch m+1 of any: that is how a data loader deals them out.
+    """
+    places = [
+        (rank, micro, row)
+        for micro in range(max(map(len, sizes)))
+        for rank in range(len(sizes))
+        for row in range(sizes[rank][micro])
+    ]
+    order = np.random.default_rng([abs(seed), step]).permutation(len(places))
+    return [places[i] for i in order[:count]]
+
+
+def single(batch: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """One sample of a collated batch, without the padding behind it.
+
+    Padding in front stays: without explicit positions, taking it away would shift those of the tokens.
+    """
+    rows, length = batch["input_ids"].shape[:2]
+    mask = batch.get("attention_mask")
+    end = length
+    if mask is not None and mask.dim() == 2 and bool(mask[row].any()):
+        end = int(mask[row].nonzero().max()) + 1
+    sample: dict[str, Any] = {}
+    for name, value in batch.items():
+        if isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows:
+            value = value[row : row + 1]
+            if value.dim() > 1 and value.shape[1] == length:
+                value = value[:, :end]
+        sample[name] = value
+    return sample
