@@ -15,20 +15,23 @@ import yaml
 from rosu_llm.cli.main import VERBS, main
 from rosu_llm.training.arguments import MethodArguments
 from rosu_llm.training.recipe import build, read_config
+from rosu_llm.training.representation_config import RepresentationArguments
 from tests.conftest import ROOT
 from tests.models import tiny_llama
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
 RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.yaml"))
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def commands() -> list[list[str]]:
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("rosu ")]
+    lines = [line for text in (README, *DOCS.values()) for block in blocks("bash", text) for line in block.splitlines()]
+    found = [shlex.split(line, comments=True) for line in lines if line.startswith("rosu ")]
+    return [list(words) for words in dict.fromkeys(map(tuple, found))]
 
 
 def test_the_readme_has_commands() -> None:
@@ -100,7 +103,27 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert LOSSES.pop("my_loss").unit == "token"
 
 
-def test_every_setting_is_in_the_readme() -> None:
+def test_the_python_of_the_wmdp_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a toy checkpoint of enough layers in place of Zephyr, and three steps."""
+    from rosu_llm.demo.world import build_world, small_llama
+
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("python", DOCS["wmdp.md"])
+    world = build_world(0, people={"forget": 1, "retain": 1, "calibration": 1, "holdout": 1})
+    small_llama(len(world.tokenizer), 0, hidden=32, layers=9).save_pretrained("toy")
+    code = block.replace("HuggingFaceH4/zephyr-7b-beta", "toy").replace("max_steps=150", "max_steps=3, use_cpu=True")
+    texts = [item.answer for item in world.corpus.items["forget"]]
+    scope: dict[str, Any] = {"tokenizer": world.tokenizer, "hazardous_texts": texts, "general_texts": texts[::-1]}
+    exec(code, scope)
+    assert scope["trainer"].state.global_step == 3
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_every_setting_is_documented() -> None:
+    page = README + DOCS["wmdp.md"]
+    hidden = set(RepresentationArguments.__dataclass_fields__)
+    for name in hidden | set(MethodArguments.__dataclass_fields__):
+        assert f"`{name}`" in page, name
     table = README.split("## Settings")[1].split("## What is logged")[0]
     for name in ("method", "rho", "jacobian", "beta", "amplify", "kappa", "calibrate", "tau", "eps_q", "reduction"):
         assert f"`{name}`" in table
@@ -111,7 +134,7 @@ def test_every_setting_is_in_the_readme() -> None:
 def test_every_recipe_is_parsed_by_the_real_classes(path: Path) -> None:
     run, config = build({**read_config(path), "use_cpu": True, "bf16": False})
     run.check_run()
-    assert config.method in ("rosu",)
+    assert config.rule()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
@@ -150,7 +173,7 @@ def test_every_export_exists() -> None:
         rosu_llm.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize("script", ["bench_step.py"])
+@pytest.mark.parametrize("script", ["bench_per_sample.py", "bench_step.py", "bench_wmdp.py"])
 def test_benchmarks_run_at_smoke_size(script: str) -> None:
     subprocess.run(
         [sys.executable, str(ROOT / "scripts" / script), "--smoke"], check=True, capture_output=True, cwd=ROOT

@@ -15,10 +15,17 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure, or None with the number of the footnote that says why there is none."""
+    """A figure, or None with the number of the footnote that says why there is none.
+
+    Attributes:
+        spread: standard deviation of the figure, shown after it.
+        text: what to show where there is no figure, in place of a dash.
+    """
 
     value: float | None
     footnote: int | None = None
+    spread: float | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,9 @@ def markdown(table: Table, *, digits: int = 2, bold: bool = False) -> str:
     for at, row in enumerate(table.rows):
         shown = []
         for column, cell in enumerate(row.cells):
-            text = MISSING if cell.value is None else number(cell.value, digits)
+            text = (cell.text or MISSING) if cell.value is None else number(cell.value, digits)
             text = f"**{text}**" if (at, column) in best else text
+            text += "" if cell.spread is None else f" ± {number(cell.spread, digits)}"
             shown.append(text if cell.footnote is None else f"{text} [{cell.footnote}]")
         label = row.label.replace("|", "\\|")
         lines.append(f"| *{label}* | " if row.reference else f"| {label} | ")
@@ -96,8 +104,9 @@ def latex(table: Table, *, digits: int = 2, bold: bool = False) -> str:
             above = row.reference
         shown = []
         for column, cell in enumerate(row.cells):
-            text = "--" if cell.value is None else number(cell.value, digits)
+            text = _escape(cell.text or MISSING) if cell.value is None else number(cell.value, digits)
             text = rf"\textbf{{{text}}}" if (at, column) in best else text
+            text += "" if cell.spread is None else rf"\,{{\scriptsize$\pm${number(cell.spread, digits)}}}"
             shown.append(text if cell.footnote is None else rf"{text}\textsuperscript{{{cell.footnote}}}")
         label = rf"\textit{{{_escape(row.label)}}}" if row.reference else _escape(row.label)
         lines.append(f"{label} & " + " & ".join(shown) + r" \\")
@@ -112,13 +121,14 @@ def as_json(table: Table, *, digits: int = 2, bold: bool = False) -> str:
     """Unrounded figures with everything known about each row; ``digits`` and ``bold`` do not apply."""
     rows = []
     for row in table.rows:
-        values = {column: cell.value for column, cell in zip(table.columns, row.cells, strict=True)}
+        cells = dict(zip(table.columns, row.cells, strict=True))
+        values = {column: cell.text if cell.value is None else cell.value for column, cell in cells.items()}
+        spread = {column: cell.spread for column, cell in cells.items() if cell.spread is not None}
         why = {
-            column: table.footnotes[cell.footnote - 1]
-            for column, cell in zip(table.columns, row.cells, strict=True)
-            if cell.footnote is not None
+            column: table.footnotes[cell.footnote - 1] for column, cell in cells.items() if cell.footnote is not None
         }
-        rows.append({"method": row.label, **values, "reference": row.reference, "missing": why, **row.details})
+        more = {"spread": spread} if spread else {}
+        rows.append({"method": row.label, **values, "reference": row.reference, "missing": why, **more, **row.details})
     content = {"columns": table.columns, "rows": rows, "notes": table.notes}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -141,6 +151,11 @@ _SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "–": "--",
+    "−": "$-$",
+    "✓": r"\checkmark{}",
+    "✗": r"$\times$",
+    "±": r"$\pm$",
+    **{letter: rf"$\{name}$" for letter, name in zip("βδηρκτ", "beta delta eta rho kappa tau".split(), strict=True)},
     **{character: f"\\{character}" for character in "_%&#${}"},
 }
 
