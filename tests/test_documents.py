@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -178,6 +179,24 @@ def test_benchmarks_run_at_smoke_size(script: str) -> None:
     subprocess.run(
         [sys.executable, str(ROOT / "scripts" / script), "--smoke"], check=True, capture_output=True, cwd=ROOT
     )
+
+
+@pytest.mark.parametrize(("script", "rows"), [("wmdp_zephyr.sh", 1), ("wmdp_ablation.sh", 4)])
+def test_wmdp_scripts_run_at_smoke_size(script: str, rows: int, tmp_path: Path) -> None:
+    """Train, evaluate, join; the paper's rows stand beside as many of ours."""
+    names = {"SMOKE": "1", "METHODS": "rosu", "OUT": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [str(ROOT / "scripts" / script)],
+        env={**os.environ, **names, "PATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert sum(line.startswith("| toy") for line in done.stdout.split("(base)")[-1].splitlines()) == rows
 
 
 def test_the_picture_can_be_drawn_again(tmp_path: Path) -> None:
