@@ -12,6 +12,7 @@ VERBS = {
     "train": "unlearn a model as a YAML file and flags describe",
     "eval": "measure what a model forgot and kept (WMDP and MMLU through lm-eval)",
     "demo": "watch a small Llama forget ten fictitious people (minutes, CPU, nothing downloaded)",
+    "ablate": "run a grid of variants in resumable cells, with tables and plots",
     "table": "the paper's TOFU summary from OpenUnlearning's result files",
 }
 

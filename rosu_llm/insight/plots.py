@@ -13,15 +13,16 @@ class PlotsUnavailableError(RosuError, ImportError):
     """matplotlib is not installed."""
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib's pyplot, drawing to files only."""
     try:
         import matplotlib
     except ImportError as error:
         raise PlotsUnavailableError("Plots need matplotlib: pip install 'rosu-llm[plots]'.") from error
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    import matplotlib.pyplot as plt
 
-    return pyplot
+    return plt
 
 
 _MARKERS = {"before": "X", "retain_only": "*"}
@@ -37,7 +38,7 @@ def frontier(
     titles: tuple[str, str] = ("forget set: answer tokens reproduced", "retain set: answer tokens reproduced"),
 ) -> None:
     """What is still known of the forgotten against what is kept; the gold model's level is the dotted line."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
     gold = next((row for row in rows if row["method"] == "retain_only"), None)
     if gold is not None:
@@ -60,14 +61,14 @@ def frontier(
     axes.grid(alpha=0.25)
     axes.margins(0.08)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def coupling_over_steps(
     logs: Mapping[str, Sequence[Mapping[str, float]]], labels: Mapping[str, str], path: Path
 ) -> None:
     """cos θ between forget and retain gradients, and both losses, along each run."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(7.2, 5.6), sharex=True, layout="constrained")
     for i, (name, entries) in enumerate(logs.items()):
         steps = [e["step"] for e in entries]
@@ -83,12 +84,13 @@ def coupling_over_steps(
     for axes in (top, bottom):
         axes.grid(alpha=0.25)
     figure.legend(loc="outside right center", frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write the figure beside ``path``, rename, and close it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}")
     figure.savefig(partial, dpi=150, format=path.suffix.lstrip("."))
-    _pyplot().close(figure)
+    pyplot().close(figure)
     partial.replace(path)
