@@ -20,6 +20,7 @@ from .settings import FORCED
 def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The settings with the model and the data replaced by toys, which are written below ``folder``."""
     arguments, config = build({**values, **REPLACED, **FORCED})
+    hidden = isinstance(config, RepresentationConfig)
     layers = config.target_layer + 2 if isinstance(config, RepresentationConfig) else SMOKE.layers
     toys = folder / f"toy-{layers}-layers"
     if not toys.is_dir():
@@ -35,7 +36,7 @@ def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "model_name_or_path": str(toys / "model"),
         "forget_data": [forget] * count or forget,
         "retain_data": str(toys / "retain.jsonl"),
-        "holdout_data": str(toys / "holdout.jsonl"),
+        "holdout_data": None if hidden else str(toys / "holdout.jsonl"),
         "question_key": "question",
         "answer_key": "answer",
         "text_key": "text",

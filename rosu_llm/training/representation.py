@@ -207,6 +207,10 @@ class RepresentationMixin(ROSUMixin):
             )
         return super().prediction_step(model, inputs, *args, **kwargs)
 
+    def _reference_bytes(self) -> int:
+        whole = self._activations.extra_bytes if isinstance(self._activations, PlainActivations) else 0
+        return whole + sum(t.numel() * t.element_size() for t in self._initial.values())
+
     def _build_space(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TensorSpace:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         common = {"scaler": self.accelerator.scaler, "compute_dtype": compute_dtype(self.accelerator)}

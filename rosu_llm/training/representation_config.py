@@ -7,7 +7,6 @@ from math import isfinite
 from typing import Any
 
 from ..errors import ConfigError, unknown
-from ..geometry import build_rule
 from ..losses import get_loss
 from ..losses.representation import NOISE_SHAPES, REDUCTIONS
 from ..representation.names import compile_pattern
@@ -79,7 +78,12 @@ class RepresentationArguments(MethodArguments):
             value = getattr(self, name)
             if not (value >= 0.0 and isfinite(value)):
                 raise ConfigError(f"{name}={value!r} must be a number ≥ 0.")
-        if self.forget_loss == "representation" and self.noise_std == 0.0 and build_rule(self.method).perturbs:
+        if "forget" not in self.rule().passes:
+            raise ConfigError(
+                f"method={self.method!r} takes the retain loss alone, which is zero at the initial weights and stays "
+                "so: no step is ever taken. Use a method with a forget loss."
+            )
+        if self.forget_loss == "representation" and self.noise_std == 0.0:
             raise ConfigError(
                 "noise_std=0 with forget_loss='representation': at the initial weights both losses and their gradients "
                 "are zero, so no step is ever taken. Use the paper's 0.01."

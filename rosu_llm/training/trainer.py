@@ -345,6 +345,10 @@ class ROSUMixin(PairedEvaluation, Saving):
         """Where the parameters live; a hook for trainers whose passes differ."""
         return build_space(self.accelerator, model, optimizer)
 
+    def _reference_bytes(self) -> int:
+        """Memory of a frozen copy of the model, where one is kept."""
+        return self._reference_model.extra_bytes if self._reference_model is not None else 0
+
     def _build_engine(self, model: nn.Module) -> StepEngine:
         settings, optimizer = self.method_args, self._raw_optimizer()
         rule = settings.rule()
@@ -364,8 +368,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         self._hooks = [guard_optimizer(optimizer, space)]
         if self.layout != "zero":  # there the engine steps, group by group, and the pull follows the whole step
             self._hooks.append(optimizer.register_step_post_hook(self._after_optimizer_step))
-        extra = self._reference_model.extra_bytes if self._reference_model is not None else 0
-        self.preflight = preflight(self.model, rule, optimizer, extra)
+        self.preflight = preflight(self.model, rule, optimizer, self._reference_bytes())
         if rule.pulls:
             self._announce_amplification(optimizer)
         where = (settings.method, self.layout, self.accelerator.num_processes)

@@ -284,6 +284,8 @@ def test_the_model_card_names_layer_and_parameters(tmp_path: Path, checkpoint: P
         ({"noise_std": float("nan")}, "noise_std=nan"),
         ({"steering": float("inf")}, "steering=inf"),
         ({"noise_std": 0.0}, "no step is ever taken. Use the paper's 0.01"),
+        ({"noise_std": 0.0, "method": "graddiff"}, "no step is ever taken. Use the paper's 0.01"),
+        ({"method": "ft"}, "method='ft' takes the retain loss alone.*Use a method with a forget loss"),
         ({"forget_loss": "nll"}, "the two cannot be mixed. Set both to representation"),
         ({"retain_loss": "kl"}, "the two cannot be mixed"),
         ({"retain_loss": "rmu"}, "cannot work as a retain loss"),
