@@ -174,7 +174,7 @@ def test_every_export_exists() -> None:
         rosu_llm.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize("script", ["bench_per_sample.py", "bench_step.py", "bench_wmdp.py"])
+@pytest.mark.parametrize("script", ["bench_methods.py", "bench_per_sample.py", "bench_step.py", "bench_wmdp.py"])
 def test_benchmarks_run_at_smoke_size(script: str) -> None:
     subprocess.run(
         [sys.executable, str(ROOT / "scripts" / script), "--smoke"], check=True, capture_output=True, cwd=ROOT
