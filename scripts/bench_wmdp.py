@@ -227,6 +227,17 @@ def once(folder: Path, size: str) -> dict[str, float]:
     return {"seconds": seconds, "peak": peak.grown, "retain_loss": outcome.losses["retain"]}
 
 
+def here(job: str, folder: Path, size: str, count: int = 0) -> Any:
+    """A job in this process."""
+    jobs: dict[str, Callable[[], Any]] = {
+        "make": lambda: make_checkpoint(size, folder),
+        "timing": lambda: timing(folder, size, count),
+        "loading": lambda: loading(folder),
+        "once": lambda: once(folder, size),
+    }
+    return jobs[job]() if job in jobs else memory(job, folder, size, count)
+
+
 def child(job: str, folder: Path, size: str, count: int = 0) -> Any:
     """A job in a process of its own, so that its memory is its own."""
     call = [sys.executable, __file__, "--job", job, "--folder", str(folder), "--size", size, "--count", str(count)]
@@ -248,26 +259,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        jobs: dict[str, Callable[[], Any]] = {
-            "make": lambda: make_checkpoint(options.size, options.folder),
-            "timing": lambda: timing(options.folder, options.size, options.count),
-            "loading": lambda: loading(options.folder),
-            "once": lambda: once(options.folder, options.size),
-            **{
-                kind: lambda kind=kind: memory(kind, options.folder, options.size, options.count)
-                for kind in ("fast", "plain", "rmu")
-            },
-        }
-        print(json.dumps(jobs[options.job]()))
+        print(json.dumps(here(options.job, options.folder, options.size, options.count)))
         return
     size = "toy" if options.smoke else "narrow"
+    run = here if options.smoke else child
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        child("make", folder, size)
-        seconds = child("timing", folder, size, 2 if options.smoke else options.repeats)
+        run("make", folder, size)
+        seconds = run("timing", folder, size, 2 if options.smoke else options.repeats)
         medians = {kind: statistics.median(values) for kind, values in seconds.items()}
-        peaks = {kind: child(kind, folder, size, 3)["peak"] for kind in ("fast", "plain", "rmu")}
-        load = child("loading", folder, size)
+        peaks = {kind: run(kind, folder, size, 3)["peak"] for kind in ("fast", "plain", "rmu")}
+        load = run("loading", folder, size)
     print(f"{SIZES[size]}")
     print("| step | median s | times fast | peak MB | fast / it |")
     print("|---|---:|---:|---:|---:|")

@@ -5,8 +5,8 @@
 #   NUM_PROCESSES=4 scripts/wmdp_ablation.sh          four
 #   SMOKE=1 scripts/wmdp_ablation.sh                  toy models and data: only shows that it runs
 #
-# A row whose model and result are there already is not computed again. OUT, BASE, LIMIT and DATA as for wmdp_eval.sh;
-# further arguments go to every 'rosu train'.
+# ROWS chooses among "ROSU zero-order delta-only v-only". A row whose model and result are there already is not computed
+# again. OUT, BASE, LIMIT and DATA as for wmdp_eval.sh; further arguments go to every 'rosu train'.
 set -euo pipefail
 recipe=${RECIPE:-$(dirname "$0")/../configs/recipes/wmdp_zephyr-7b.yaml}
 out=${OUT:-outputs/wmdp_ablation}
@@ -24,6 +24,7 @@ fi
 results=()
 row() { # name, settings…
   local name=$1 folder=$out/$1 made
+  [[ " ${ROWS:-$1} " = *" $1 "* ]] || return 0
   shift
   [ -f "$folder/config.json" ] || "${rosu[@]}" train --config "$recipe" --output-dir "$folder" "$@" "${train[@]}" "${extra[@]}"
   made=$out/eval/$name/wmdp_$name.json

@@ -1,4 +1,4 @@
-"""Per-sample gradients and the optimizer's metric give the weights of one process under DDP, FSDP2 and ZeRO.
+"""Per-sample gradients and the optimizer's metric give the weights of one process under DDP, FSDP2 and ZeRO-3.
 
 Two ranks with two micro-batches each protect the samples that one process with four would, and every rank joins the
 pass of every sample.
@@ -15,7 +15,7 @@ from tests.models import tiny_llama
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-LAYOUTS = ("ddp", "fsdp2", "zero2", "zero3")
+LAYOUTS = ("ddp", "fsdp2", "zero3")
 #: With Adam's own ε = 1e-8, coordinates whose second moment is rounding noise make up D⁻¹q, in every layout others.
 METRIC = {"metric": "adam", "adam_epsilon": 1e-3}
 CASES: Cases = {

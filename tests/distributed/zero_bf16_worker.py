@@ -44,6 +44,8 @@ def main() -> None:
         logs = step(*(lambda b=b: nll(engine, b, LossContext()) / COUNT["token"](b) for b in parts))
     if rank == 0:
         print("LOGS " + json.dumps(logs))
+    dist.barrier()  # a rank that left earlier would tear down connections others still use
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
