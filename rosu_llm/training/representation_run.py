@@ -33,9 +33,7 @@ def load_corpora(
     if arguments.lora_r is not None:
         raise ConfigError("lora_r has no place at representation level, which trains a few matrices: leave it out.")
     if arguments.holdout_data:
-        raise ConfigError(
-            "holdout_data is for calibration, which this level has not: leave it out."
-        )
+        raise ConfigError("holdout_data is for calibration, which this level has not: leave it out.")
     if arguments.retain_per_forget != 1:
         raise ConfigError(
             f"retain_per_forget={arguments.retain_per_forget} has no place at representation level, where a batch "
