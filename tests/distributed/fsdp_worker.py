@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from rosu_llm.space import FSDP2Space
+from tests.distributed.leaving import leave
 from tests.models import samples, tiny_llama
 
 
@@ -49,8 +50,7 @@ def main() -> None:
                 result["unsharded" if unsharded else "sharded"] = held(model) / size
     if dist.get_rank() == 0:
         print("HELD " + json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from tests.distributed.leaving import leave
+
 WINDOW = 12
 
 
@@ -73,9 +75,7 @@ def main() -> None:
     for name, settings in cases.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         run(folder, name, settings)
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

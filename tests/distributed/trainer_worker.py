@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from tests.distributed.leaving import leave
+
 OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict")
 
 
@@ -154,9 +156,7 @@ def main() -> None:
     for name, settings in cases.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         run(layout, folder / name, settings)
-    if dist.is_initialized():  # a rank that left earlier would tear down connections others still use
-        dist.barrier()
-        dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

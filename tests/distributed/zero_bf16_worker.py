@@ -12,6 +12,7 @@ import torch.distributed as dist
 from rosu_llm import ForgetRetainCollator, UnlearningStep
 from rosu_llm.losses import COUNT, LossContext, get_loss
 from rosu_llm.space import zero_space
+from tests.distributed.leaving import leave
 from tests.models import samples, tiny_llama
 
 
@@ -44,8 +45,7 @@ def main() -> None:
         logs = step(*(lambda b=b: nll(engine, b, LossContext()) / COUNT["token"](b) for b in parts))
     if rank == 0:
         print("LOGS " + json.dumps(logs))
-    dist.barrier()  # a rank that left earlier would tear down connections others still use
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
