@@ -12,7 +12,7 @@ def leave() -> None:
     """Wait for the others, then end at once.
 
     Tearing down gloo's threads after DDP now and then aborts a process that has done and written everything
-    ("terminate called without an active exception", about one launch in fifty here, also after
+    ("terminate called without an active exception", seen twice in two runs of the whole suite, once after
     destroy_process_group). What a worker has to say is in its files and its output by now.
     """
     if dist.is_initialized():
