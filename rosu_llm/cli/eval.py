@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 BENCHMARKS = {
+    "tofu": "TOFU's memorisation, privacy and utility metrics, numbers equal to OpenUnlearning's",
     "wmdp": "WMDP-Bio, WMDP-Cyber and MMLU through lm-eval, and ΔScore against the base model",
 }
 

@@ -10,9 +10,13 @@ from .. import __version__
 
 VERBS = {
     "train": "unlearn a model as a YAML file and flags describe",
-    "eval": "measure what a model forgot and kept (WMDP and MMLU through lm-eval)",
+    "eval": "measure what a model forgot and kept (TOFU; WMDP and MMLU through lm-eval)",
     "demo": "watch a small Llama forget ten fictitious people (minutes, CPU, nothing downloaded)",
+    "diagnose": "measure how strongly forget and retain gradients are coupled, before any training",
+    "sweep": "search any settings with Optuna, selected by Agg_MU; resumable, with table and frontier plot",
     "ablate": "run a grid of variants in resumable cells, with tables and plots",
+    "audit": "check full-retain orthogonality of mini-batch directions, and a run's numerical safeguards",
+    "report": "one self-contained page about one or several runs: curves, metrics, answers, audits",
     "table": "the paper's TOFU summary from OpenUnlearning's result files",
 }
 
@@ -23,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="rosu",
         description="Make language models forget chosen training data while keeping the rest.",
-        epilog="\n".join(["verbs:", *(f"  {verb:<8}{text}" for verb, text in VERBS.items())]),
+        epilog="\n".join(["verbs:", *(f"  {verb:<10}{text}" for verb, text in VERBS.items())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"rosu-llm {__version__}")

@@ -1,0 +1,1 @@
+"""TOFU: which figures there are, how they are measured, and how they are kept."""

@@ -1,0 +1,1 @@
+"""One page about runs: what is read, what is drawn, how it is written."""
