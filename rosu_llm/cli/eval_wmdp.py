@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .leaving import leave_group
+
 if TYPE_CHECKING:
     from ..evaluation.wmdp import Request
 
@@ -42,9 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
         write_atomically(path.with_suffix(".md"), text)
         print(f"\nwrote {path} and {path.with_suffix('.md').name}")
-    from accelerate import PartialState
-
-    PartialState().destroy_process_group()
+    leave_group()
     return 0
 
 

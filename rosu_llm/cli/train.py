@@ -7,6 +7,8 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
+from .leaving import leave_group
+
 
 def main(argv: Sequence[str]) -> int:
     """Parse, run, report."""
@@ -56,17 +58,8 @@ def main(argv: Sequence[str]) -> int:
             run_representation(arguments, config)
         else:
             run(arguments, config)
-    _leave_group()
+    leave_group()
     return 0
-
-
-def _leave_group() -> None:
-    """End the process group while all ranks are still there: one that exits first may abort the others' last call."""
-    import torch
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
 
 
 def _list_settings() -> None:
