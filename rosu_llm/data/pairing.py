@@ -83,6 +83,21 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
         return [self._deck[first + j] for j in range(self.retain_per_forget)]
 
 
+class RetainDataset(Dataset[dict[str, Any]]):
+    """Every sample once per epoch and nothing to forget: fine-tuning, as a batch of the retain part alone."""
+
+    def __init__(self, retain: Sequence[Sample] | Any) -> None:
+        if len(retain) == 0:
+            raise DataError("The retain data set is empty: there is nothing to learn.")
+        self.retain = retain
+
+    def __len__(self) -> int:
+        return len(self.retain)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"retain": [self.retain[index]]}
+
+
 class ForgetRetainCollator:
     """Pads the two parts of a batch, each to its own longest sample; plain samples become a plain batch.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from ..errors import DataError
-
-IGNORE = -100
+from .chat_format import IGNORE, ChatFormat, check_length, encode_chat, token_ids
 
 
 class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
@@ -24,6 +23,8 @@ class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
         template: text before the answer when there is no chat template.
         max_length: longer samples are cut on the right.
         chat: use the tokenizer's chat template; None means "if it has one".
+        chat_format: encode questions in this format instead, as OpenUnlearning does; a sample longer than
+            ``max_length`` is then an error.
     """
 
     def __init__(
@@ -34,10 +35,16 @@ class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
         template: str = "Question: {question}\nAnswer: ",
         max_length: int = 512,
         chat: bool | None = None,
+        chat_format: ChatFormat | None = None,
     ) -> None:
         if chat is None:
             chat = bool(getattr(tokenizer, "chat_template", None))
-        self.samples = [encode(q, a, tokenizer, template=template, max_length=max_length, chat=chat) for q, a in pairs]
+        self.samples = [
+            encode(q, a, tokenizer, template=template, max_length=max_length, chat=chat)
+            if q is None or chat_format is None
+            else encode_formatted(q, a, tokenizer, chat_format, max_length=max_length)
+            for q, a in pairs
+        ]
         if not self.samples:
             raise DataError("No question/answer pair was given: the data set would be empty.")
 
@@ -56,8 +63,10 @@ def encode(
         question, template, chat = "", "", False
     if chat:
         user = [{"role": "user", "content": question}]
-        prompt = _ids(tokenizer.apply_chat_template(user, add_generation_prompt=True, tokenize=True))
-        whole = _ids(tokenizer.apply_chat_template([*user, {"role": "assistant", "content": answer}], tokenize=True))
+        prompt = token_ids(tokenizer.apply_chat_template(user, add_generation_prompt=True, tokenize=True))
+        whole = token_ids(
+            tokenizer.apply_chat_template([*user, {"role": "assistant", "content": answer}], tokenize=True)
+        )
         if list(whole[: len(prompt)]) != list(prompt):
             raise DataError(
                 "The chat template renders the question differently once an answer follows, so the answer's tokens "
@@ -78,7 +87,13 @@ def encode(
     return {"input_ids": list(whole)[:max_length], "labels": labels[:max_length]}
 
 
-def _ids(rendered: Any) -> Sequence[int]:
-    # transformers 5 returns a mapping, earlier versions the list itself
-    ids: Sequence[int] = rendered["input_ids"] if hasattr(rendered, "keys") else rendered
-    return ids
+def encode_formatted(
+    question: str, answer: str, tokenizer: Any, form: ChatFormat, *, max_length: int
+) -> dict[str, list[int]]:
+    """Token ids, labels and attention mask of one pair, as OpenUnlearning's data set and collator give them."""
+    encoded = encode_chat(question, answer, tokenizer, form, max_length=max_length)
+    check_length(encoded, max_length, question)
+    # Its collator attends to what is not the pad token. Where that is the end-of-turn token too (Llama-3, whose
+    # tokenizer has no other), the model is trained and scored without seeing the ends of turns.
+    mask = [int(token != tokenizer.pad_token_id) for token in encoded.input_ids]
+    return {"input_ids": encoded.input_ids, "labels": encoded.labels, "attention_mask": mask}

@@ -1,7 +1,8 @@
-"""Where samples come from: a local JSON or JSON-lines file, or a data set on the hub.
+"""Where samples come from: a local JSON or JSON-lines file, a folder of them, or a data set on the hub.
 
-A source is written ``path/to/file.jsonl`` or ``owner/name:config:split`` (split defaults to ``train``), for
-example ``locuslab/TOFU:forget10``. Rows have a question and an answer, or a text.
+A source is written ``path/to/file.jsonl``, ``path/to/folder:config`` or ``owner/name:config:split`` (split defaults to
+``train``), for example ``locuslab/TOFU:forget10``. A folder holds ``config.json`` or ``config.jsonl``, or a folder
+``config/`` with ``train.json`` or ``train.jsonl``. Rows have a question and an answer, or a text.
 """
 
 from __future__ import annotations
@@ -12,19 +13,44 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from .chat_format import ChatFormat
 from .question_answer import QuestionAnswerDataset
+
+SUFFIXES = (".json", ".jsonl")
 
 
 def read_rows(source: str) -> list[Mapping[str, Any]]:
-    """The rows of a file or hub data set."""
-    path = Path(source).expanduser()
-    if path.is_file():
+    """The rows of a file, a folder's configuration or a hub data set."""
+    path = local_file(source)
+    if path is not None:
         return _read_file(path)
-    if path.suffix in (".json", ".jsonl") or source.startswith((".", "/", "~")):
+    if source.endswith(SUFFIXES) or source.startswith((".", "/", "~")):
         raise DataError(
-            f"{source!r} is not a file. Give an existing .json/.jsonl file, or owner/name:config on the hub."
+            f"{source!r} is not a file. Give an existing .json/.jsonl file, folder:config, or owner/name:config on the "
+            "hub."
         )
     return read_hub(source)
+
+
+def local_file(source: str) -> Path | None:
+    """The file a source stands for; None where it is not on this machine."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    folder, _, config = source.partition(":")
+    place = Path(folder).expanduser()
+    return _in_folder(place, config) if place.is_dir() else None
+
+
+def _in_folder(folder: Path, config: str) -> Path:
+    """The file of a configuration, in either layout."""
+    found = {path.stem: path for suffix in SUFFIXES for path in sorted(folder.glob(f"*{suffix}"))}
+    for suffix in SUFFIXES:
+        found |= {path.parent.name: path for path in sorted(folder.glob(f"*/train{suffix}"))}
+    if config not in found:
+        there = ", ".join(sorted(found)) or "no .json or .jsonl file"
+        raise DataError(f"{str(folder)!r} has no data set {config!r}; there is: {there}. Write {folder}:NAME.")
+    return found[config]
 
 
 def _read_file(path: Path) -> list[Mapping[str, Any]]:
@@ -65,8 +91,9 @@ def read_hub(source: str) -> list[Mapping[str, Any]]:
         return list(load_dataset(name, config or None, split=split or "train"))
     except Exception as error:
         raise DataError(
-            f"{source!r} is neither a local file nor a data set that could be loaded from the hub ({error}). "
-            "Write owner/name:config, e.g. locuslab/TOFU:forget10, or the path of a .jsonl file."
+            f"{source!r} is neither a local file nor a data set that could be loaded from the hub "
+            f"({' '.join(str(error).split())}). Write owner/name:config, e.g. locuslab/TOFU:forget10, or the path of a "
+            ".jsonl file."
         ) from error
 
 
@@ -79,6 +106,7 @@ def load_samples(
     text_key: str = "text",
     max_length: int = 512,
     limit: int | None = None,
+    chat_format: ChatFormat | None = None,
 ) -> QuestionAnswerDataset:
     """Tokenised samples; rows with a text but no question are learned as plain text."""
     rows = read_rows(source)[:limit]
@@ -96,4 +124,4 @@ def load_samples(
                 f"Row {number} of {source!r} has fields {sorted(row)}, but neither {question_key!r} and {answer_key!r} "
                 f"nor {text_key!r}. Name the right ones with question_key, answer_key or text_key."
             )
-    return QuestionAnswerDataset(pairs, tokenizer, max_length=max_length)
+    return QuestionAnswerDataset(pairs, tokenizer, max_length=max_length, chat_format=chat_format)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rosu_llm.data.sources import load_samples, read_rows
+from rosu_llm.data.sources import load_samples, local_file, read_rows
 from rosu_llm.demo.world import word_tokenizer
 from rosu_llm.errors import DataError
 
@@ -154,6 +154,39 @@ def test_limit_spares_the_rows_behind_it(tmp_path: Path, tokenizer: Any) -> None
 def test_max_length_reaches_the_samples(tmp_path: Path, tokenizer: Any) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "one two three"}\n')
     assert len(load_samples(path, tokenizer, max_length=2)[0]["input_ids"]) == 2
+
+
+# -- folders ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["one.json", "one.jsonl", "one/train.json", "one/train.jsonl"])
+@pytest.mark.parametrize("as_list", [True, False])
+def test_a_folder_holds_data_sets_by_name(tmp_path: Path, name: str, as_list: bool) -> None:
+    lines = "\n".join(json.dumps(row) for row in ROWS)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    write(tmp_path / name, json.dumps(ROWS) if as_list else lines)
+    write(tmp_path / "two.json", '{"text": "other"}')
+    assert read_rows(f"{tmp_path}:one") == ROWS
+    assert local_file(f"{tmp_path}:one") == tmp_path / name
+
+
+@pytest.mark.parametrize("config", ["", ":", ":three", ":one:test"])
+def test_a_name_that_is_not_in_the_folder_comes_with_those_that_are(tmp_path: Path, config: str) -> None:
+    write(tmp_path / "two.json", json.dumps(ROWS))
+    (tmp_path / "one").mkdir()
+    write(tmp_path / "one" / "train.jsonl", json.dumps(ROWS))
+    write(tmp_path / "README.md", "not data")
+    with pytest.raises(DataError, match=r"has no data set .*; there is: one, two\."):
+        read_rows(f"{tmp_path}{config}")
+
+
+def test_an_empty_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is: no \.json or \.jsonl file"):
+        read_rows(f"{tmp_path}:one")
+
+
+def test_the_hub_is_no_local_file() -> None:
+    assert local_file("owner/name:config") is None
 
 
 # -- the real thing ---------------------------------------------------------------------------------
