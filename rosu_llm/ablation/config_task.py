@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..data.sources import local_file
 from ..errors import DataError
 from ..evaluation.memorisation import Samples, membership_auc, score
 from ..training.launch import build_trainer, load
@@ -18,7 +19,7 @@ from ..training.recipe import RunArguments, build
 from ..training.representation_config import RepresentationConfig
 from ..training.representation_run import build_representation_trainer, load_corpora
 from .settings import FORCED
-from .task import Steps, unlearn
+from .task import Measure, Steps, unlearn
 
 _LANGUAGE = {
     "forget_prob": "forget prob",
@@ -73,18 +74,23 @@ class ConfigTask:
         return _measure(model.to(config.device), tokenizer, data, config.per_device_eval_batch_size)
 
     def run(self, values: Mapping[str, Any], seed: int, folder: Path, *, keep: bool, steps: Steps) -> dict[str, float]:
+        trainer, measure = self.prepare(values, seed, folder, steps)
+        unlearn(trainer, keep=keep, steps=steps)
+        return measure()
+
+    def prepare(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> tuple[Any, Measure]:
+        """The trainer of a cell before its first step, and what measures its model."""
         arguments, config = build({**values, **FORCED, "seed": seed, "output_dir": str(folder)})
         if isinstance(config, RepresentationConfig):
             corpora = load_corpora(arguments, config)
             representation = build_representation_trainer(*corpora, arguments, config)
-            unlearn(representation, keep=keep, steps=steps)
-            return _final_losses(representation.state.log_history)
+            return representation, lambda: _final_losses(representation.state.log_history)
         # The seed of new parameters (LoRA) too: one process runs many cells.
         torch.manual_seed(seed)
         model, tokenizer, forget, retain, holdout = load(arguments, config)
         trainer = build_trainer(model, tokenizer, forget, retain, holdout, arguments, config)
-        unlearn(trainer, keep=keep, steps=steps)
-        return _measure(trainer.model, tokenizer, [forget, retain, holdout], config.per_device_eval_batch_size)
+        data, size = [forget, retain, holdout], config.per_device_eval_batch_size
+        return trainer, lambda: _measure(trainer.model, tokenizer, data, size)
 
 
 def _measure(model: Any, tokenizer: Any, data: list[Samples | None], batch_size: int) -> dict[str, float]:
@@ -128,9 +134,11 @@ def _contents(source: Any) -> Any:
     """A name, with what is behind it where that is local: digests of data files, sizes and times of a model's."""
     if isinstance(source, list):
         return [_contents(part) for part in source]
-    path = Path(source).expanduser() if isinstance(source, str) else None
-    if path is None:
+    if not isinstance(source, str):
         return source
+    path = Path(source).expanduser()
+    if not path.is_dir():
+        path = local_file(source) or path
     if path.is_file():
         return [source, hashlib.sha256(path.read_bytes()).hexdigest()]
     if path.is_dir():

@@ -64,6 +64,9 @@ METHODS: dict[str, Builder] = {
     "ng": lambda o: NegativeGradient(),
 }
 
+#: Other names, for those who do not unlearn: a fine-tuned model is one with nothing to forget.
+ALIASES = {"finetune": "ft"}
+
 #: Options a rule may read, with the defaults of the paper.
 DEFAULTS: dict[str, Any] = {
     "jacobian": "relaxed",
@@ -93,6 +96,7 @@ def build_rule(method: str, **options: Any) -> Rule:
     for name in options:
         if name not in DEFAULTS:
             raise unknown("method option", name, DEFAULTS)
+    method = ALIASES.get(method, method)
     given = {**DEFAULTS, **options}
     for name, methods in ONLY.items():
         if given[name] != DEFAULTS[name] and method not in methods:
@@ -103,5 +107,5 @@ def build_rule(method: str, **options: Any) -> Rule:
     if method.startswith(PREFIX):
         return TorchJD(given["forget_weight"], given["retain_weight"], method.removeprefix(PREFIX))
     if method not in METHODS:
-        raise unknown("method", method, [*METHODS, f"{PREFIX}UPGrad"])
+        raise unknown("method", method, [*METHODS, *ALIASES, f"{PREFIX}UPGrad"])
     return METHODS[method](given)

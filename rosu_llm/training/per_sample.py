@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ..errors import DataError
 from ..losses import COUNT
+from ..losses.language import IGNORE
 from ..step import Closure
 from .window import WindowLoss
 
@@ -99,13 +100,17 @@ def choose(sizes: Sequence[Sequence[int]], count: int, seed: int, step: int) -> 
 def single(batch: Mapping[str, Any], row: int) -> dict[str, Any]:
     """One sample of a collated batch, without the padding behind it.
 
-    Padding in front stays: without explicit positions, taking it away would shift those of the tokens.
+    Padding in front stays: without explicit positions, taking it away would shift those of the tokens. So does a last
+    token that is not attended to but is predicted: the end of text, where it is the pad token as well.
     """
     rows, length = batch["input_ids"].shape[:2]
     mask = batch.get("attention_mask")
     end = length
     if mask is not None and mask.dim() == 2 and bool(mask[row].any()):
-        end = int(mask[row].nonzero().max()) + 1
+        used, labels = mask[row].bool(), batch.get("labels")
+        if labels is not None:
+            used = used | (labels[row] != IGNORE)
+        end = int(used.nonzero().max()) + 1
     sample: dict[str, Any] = {}
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows:

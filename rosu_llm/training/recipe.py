@@ -29,13 +29,24 @@ class RunArguments:
     model_name_or_path: str | None = field(default=None, metadata={"help": "Model: hub id or folder."})
     forget_data: str | list[str] | None = field(
         default=None,
-        metadata={"help": "To forget: file, or owner/name:config; representation level: a list is taken in turn."},
+        metadata={
+            "help": "To forget: file, folder:name, or owner/name:config; representation level: a list is taken in turn."
+        },
     )
-    retain_data: str | None = field(default=None, metadata={"help": "To keep: file, or owner/name:config."})
+    retain_data: str | None = field(
+        default=None, metadata={"help": "To keep, written likewise; method finetune: to learn, without forget_data."}
+    )
     holdout_data: str | None = field(default=None, metadata={"help": "Never trained, for calibrate: holdout."})
     question_key: str = field(default="question", metadata={"help": "Field of the question."})
     answer_key: str = field(default="answer", metadata={"help": "Field of the answer."})
     text_key: str = field(default="text", metadata={"help": "Field of plain text."})
+    chat_format: str | None = field(
+        default=None,
+        metadata={
+            "help": "Encode questions as OpenUnlearning does for this model: one of its model names, 'tokenizer', or a "
+            "YAML file with template_args."
+        },
+    )
     max_length: int | list[int] = field(
         default=512, metadata={"help": "Longest sample in tokens; a list gives one for each forget corpus."}
     )
@@ -53,9 +64,9 @@ class RunArguments:
     lora_target_modules: str | list[str] = field(default="all-linear", metadata={"help": "Layers that get an adapter."})
     overwrite: bool = field(default=False, metadata={"help": "Start over in an output_dir that holds checkpoints."})
 
-    def check_run(self) -> None:
-        """Raise for what is missing."""
-        for name in ("model_name_or_path", "forget_data", "retain_data"):
+    def check_run(self, parts: Sequence[str] = ("forget", "retain")) -> None:
+        """Raise for what is missing; ``parts`` are those the method computes gradients of."""
+        for name in ("model_name_or_path", *(f"{part}_data" for part in parts)):
             if not getattr(self, name):
                 flag = name.replace("_", "-")
                 raise ConfigError(f"{name} is missing: put it in the configuration file or pass --{flag} VALUE.")

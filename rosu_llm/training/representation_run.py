@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from ..data.corpus import AlternatingCorpora, TextCorpus, load_corpus
 from ..data.pairing import ForgetRetainCollator
 from ..errors import ConfigError
 from .checkpoint import remove_all
-from .launch import check_output, load_tokenizer
+from .launch import check_output, check_reports, load_tokenizer
 from .recipe import RunArguments
 from .representation import RepresentationTrainer
 from .representation_config import RepresentationConfig
+from .run_record import write_record
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +36,15 @@ def load_corpora(
         raise ConfigError("lora_r has no place at representation level, which trains a few matrices: leave it out.")
     if arguments.holdout_data:
         raise ConfigError("holdout_data is for calibration, which this level has not: leave it out.")
+    if arguments.chat_format:
+        raise ConfigError("chat_format is for questions and answers; this level reads plain text: leave it out.")
     if arguments.retain_per_forget != 1:
         raise ConfigError(
             f"retain_per_forget={arguments.retain_per_forget} has no place at representation level, where a batch "
             "holds as many documents to keep as to forget: leave it out."
         )
     check_output(arguments, config)
+    check_reports(config)
     tokenizer = load_tokenizer(arguments)
     sources = [arguments.forget_data] if isinstance(arguments.forget_data, str) else list(arguments.forget_data or [])
     lengths = _lengths(arguments.max_length, len(sources))
@@ -63,9 +68,12 @@ def train_representation(
     trainer.check_destination(overwrite=arguments.overwrite)
     if arguments.overwrite and not config.resume_from_checkpoint and config.should_save:
         remove_all(Path(config.output_dir))
+    start = perf_counter()
     trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    seconds = perf_counter() - start
     trainer.save_model()
     trainer.create_model_card()
+    write_record(trainer, arguments, seconds)
     logger.info("The model is in %s", config.output_dir)
     return trainer
 

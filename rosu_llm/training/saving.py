@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,6 +68,12 @@ class Saving(Base):  # type: ignore[misc]
             return
         with staged(Path(output_dir or self.args.output_dir)) as stage:
             super()._save(str(stage), state_dict)
+
+    def save_state(self) -> None:
+        """``trainer_state.json`` with all logs, beside the model."""
+        if self.is_world_process_zero():
+            path = Path(self.args.output_dir) / "trainer_state.json"
+            write_atomically(path, json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True) + "\n")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # transformers before 4.47 loads numpy's random state without allowing its types, which torch ≥ 2.6 refuses.

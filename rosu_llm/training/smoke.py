@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import ROSUConfig
-from .launch import train
+from .launch import chat_format, parts_needed, train
 from .recipe import RunArguments, build
 from .representation_config import RepresentationConfig
 from .trainer import ROSUMixin
@@ -52,8 +52,23 @@ def run_smoke(values: dict[str, Any]) -> ROSUMixin:
     if isinstance(config, RepresentationConfig):
         return _smoke_representation(world, arguments, config)
     model = small_llama(len(world.tokenizer), config.seed, hidden=SMOKE.hidden, layers=SMOKE.layers)
+    if arguments.chat_format:
+        _encode_again(world, arguments)
+    learns = not arguments.forget_data and "forget" not in parts_needed(config)
     data = world.data
-    return train(model, world.tokenizer, data["forget"], data["retain"], data["calibration"], arguments, config)
+    forget = None if learns else data["forget"]
+    return train(model, world.tokenizer, forget, data["retain"], data["calibration"], arguments, config)
+
+
+def _encode_again(world: World, arguments: RunArguments) -> None:
+    """The people's questions in the recipe's chat format, which may need a chat template."""
+    from ..data.question_answer import QuestionAnswerDataset
+
+    world.tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] + ' ' }}{% endfor %}"
+    form = chat_format(arguments, world.tokenizer)
+    for split, items in world.corpus.items.items():
+        pairs = [(item.question, item.answer) for item in items]
+        world.data[split] = QuestionAnswerDataset(pairs, world.tokenizer, chat_format=form)
 
 
 def _smoke_representation(world: World, arguments: RunArguments, config: RepresentationConfig) -> ROSUMixin:

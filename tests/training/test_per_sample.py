@@ -153,6 +153,17 @@ def test_a_single_sample_loses_the_padding_behind_it_only() -> None:
     assert single({"input_ids": torch.tensor([[5, 6]])}, 0)["input_ids"].tolist() == [[5, 6]]
 
 
+def test_a_single_sample_keeps_a_predicted_end_that_is_not_attended_to() -> None:
+    """Collators such as OpenUnlearning's mask an end of text that is the pad token; its label counts all the same."""
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 2, 2], [5, 6, 7, 2]]),
+        "attention_mask": torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]]),
+        "labels": torch.tensor([[-100, 6, 2, -100], [-100, 6, 7, 2]]),
+    }
+    assert single(batch, 0)["labels"].tolist() == [[-100, 6, 2]]
+    assert single(batch, 1)["labels"].tolist() == [[-100, 6, 7, 2]]
+
+
 def test_samples_without_an_answer_are_not_taken(tmp_path: Path) -> None:
     silent = {"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}
     retain = [*samples(6, seed=2), silent, silent]
