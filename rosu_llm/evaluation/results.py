@@ -18,10 +18,11 @@ from typing import Any
 
 from ..errors import DataError
 from .aggregates import truth_probability
-from .provenance import Job, read_job
+from .provenance import Job, read_job, read_record
 from .tofu_summary import INPUTS, TRUTH_RATIO
 
 FILES = ("TOFU_EVAL.json", "TOFU_SUMMARY.json")
+SIDECAR = "rosu_eval.json"  # written beside them by ``rosu eval tofu``: split, model, settings
 FORGET_QUALITY = "forget_quality"  # in no score of ours, but on OpenUnlearning's leaderboard
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -46,6 +47,11 @@ class Result:
     unusable: Mapping[str, str]
     questions: int | None
     derived_truth_ratio: bool
+
+    @cached_property
+    def sidecar(self) -> Mapping[str, Any]:
+        """What ``rosu eval tofu`` recorded; empty when something else evaluated."""
+        return read_record(self.path.with_name(SIDECAR))
 
     @cached_property
     def evaluation(self) -> Job:
@@ -74,6 +80,8 @@ class Result:
     @property
     def split(self) -> str | None:
         """The forget split, as recorded, else as the folder's name says."""
+        if split := self.sidecar.get("conditions", {}).get("forget_split"):
+            return str(split)
         for job in (self.evaluation, self.training):
             recorded = job.get("eval.tofu.forget_split") or job.get("forget_split")
             if recorded:
@@ -89,7 +97,8 @@ class Result:
     def model(self) -> str | None:
         """The model family by the name of its configuration, as recorded, else as the folder's name says."""
         named = _NAME.match(self.run.name)
-        return self.evaluation.choice("model") or self.training.choice("model") or (named["model"] if named else None)
+        recorded = self.sidecar.get("family") or self.evaluation.choice("model") or self.training.choice("model")
+        return recorded or (named["model"] if named else None)
 
     @property
     def trainer(self) -> str | None:

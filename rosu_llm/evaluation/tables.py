@@ -45,12 +45,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns; higher is better in each. Footnotes are numbered from 1, notes are not."""
+    """Rows under columns; higher is better in each. Footnotes are numbered from 1, notes are not.
+
+    Attributes:
+        heading: what a row is, in lower case.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     footnotes: tuple[str, ...] = ()
+    heading: str = "method"
 
 
 def number(value: float, digits: int) -> str:
@@ -74,7 +79,7 @@ def best_cells(table: Table, digits: int) -> set[tuple[int, int]]:
 def markdown(table: Table, *, digits: int = 2, bold: bool = False) -> str:
     """A pipe table with its notes below."""
     best = best_cells(table, digits) if bold else set()
-    lines = ["| method | " + " | ".join(table.columns) + " |", "|---|" + "---:|" * len(table.columns)]
+    lines = [f"| {table.heading} | " + " | ".join(table.columns) + " |", "|---|" + "---:|" * len(table.columns)]
     for at, row in enumerate(table.rows):
         shown = []
         for column, cell in enumerate(row.cells):
@@ -96,7 +101,11 @@ def latex(table: Table, *, digits: int = 2, bold: bool = False) -> str:
     """A booktabs tabular, reference rows above a rule, notes below it."""
     best = best_cells(table, digits) if bold else set()
     heads = " & ".join(rf"\textbf{{{_heading(column)}}}" for column in table.columns)
-    lines = [rf"\begin{{tabular}}{{l{'c' * len(table.columns)}}}", r"\toprule", rf"\textbf{{Method}} & {heads} \\"]
+    lines = [
+        rf"\begin{{tabular}}{{l{'c' * len(table.columns)}}}",
+        r"\toprule",
+        rf"\textbf{{{table.heading.capitalize()}}} & {heads} \\",
+    ]
     above: bool | None = None
     for at, row in enumerate(table.rows):
         if row.reference != above:
@@ -128,7 +137,9 @@ def as_json(table: Table, *, digits: int = 2, bold: bool = False) -> str:
             column: table.footnotes[cell.footnote - 1] for column, cell in cells.items() if cell.footnote is not None
         }
         more = {"spread": spread} if spread else {}
-        rows.append({"method": row.label, **values, "reference": row.reference, "missing": why, **more, **row.details})
+        rows.append(
+            {table.heading: row.label, **values, "reference": row.reference, "missing": why, **more, **row.details}
+        )
     content = {"columns": table.columns, "rows": rows, "notes": table.notes}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 

@@ -10,7 +10,7 @@ from .collection import check_comparable, unique_labels
 from .results import Result
 from .selection import best_by_agg_mu, describe, method_of
 from .tables import Cell, Row, Table
-from .tofu_summary import COLUMNS, FLUENCY, MODEL_UTILITY, TofuSummary, summarise
+from .tofu_summary import ATTACKS, COLUMNS, FLUENCY, MODEL_UTILITY, TofuSummary, summarise
 
 ALL_METRICS = "+eval/tofu_metrics=[rosu_summary]"
 
@@ -45,11 +45,13 @@ def tofu_table(
     target: Result | None = None,
     transform: str = "range",
     best: bool = False,
+    details: bool = False,
 ) -> TofuTable:
     """Summarise runs against their references.
 
-    ``best`` keeps the run with the highest Agg_MU of each method. Fluency is left out of Util only when nobody
-    has it, so that a column never mixes two definitions; the columns built on it then say so.
+    ``best`` keeps the run with the highest Agg_MU of each method, ``details`` adds Util as measured and the closeness
+    of each attack. Fluency is left out of Util only when nobody has it, so that a column never mixes two definitions;
+    the columns built on it then say so.
     """
     auc_transform(transform)
     references = [reference for reference in (target, retain) if reference is not None]
@@ -76,14 +78,16 @@ def tofu_table(
     named = [(name, result) for name, result in (("Initial", target), ("Retain", retain)) if result is not None]
     models = tuple(Summarised(name, result, summary(result)) for name, result in named)
     footnotes: list[str] = []
-    rows = [_row(model, footnotes, reference=True) for model in models]
-    rows += [_row(run, footnotes) for run in shown]
+    rows = [_row(model, footnotes, details, reference=True) for model in models]
+    rows += [_row(run, footnotes, details) for run in shown]
     suffix = "" if with_fluency else " (MU only)"
     columns = tuple(column + ("" if column in ("Mem", "Priv") else suffix) for column in COLUMNS)
+    if details:
+        columns += (f"Util raw{suffix}", *(f"s_{attack}" for attack in ATTACKS))
     return TofuTable(runs, models, Table(columns, tuple(rows), tuple(notes), tuple(footnotes)))
 
 
-def _row(run: Summarised, footnotes: list[str], *, reference: bool = False) -> Row:
+def _row(run: Summarised, footnotes: list[str], more: bool, *, reference: bool = False) -> Row:
     cells = []
     for column, value in run.summary.columns().items():
         mark = None
@@ -93,6 +97,8 @@ def _row(run: Summarised, footnotes: list[str], *, reference: bool = False) -> R
                 footnotes.append(text)
             mark = footnotes.index(text) + 1
         cells.append(Cell(value, mark))
+    if more:
+        cells += [Cell(run.summary.util_raw), *(Cell(run.summary.closeness.get(attack)) for attack in ATTACKS)]
     details = {
         "source": str(run.result.path),
         "inputs": dict(run.result.figures),
@@ -115,8 +121,8 @@ def _why(run: Summarised, column: str) -> str:
         how.append("give --retain")
     if "the results of the initial model" in others:
         how.append("give --target")
-    if any(not name.startswith("the results") for name in others):
-        how.append(f"evaluate with {ALL_METRICS}")
+    if any(not name.startswith(("the results", "an initial")) for name in others):
+        how.append("evaluate without --metrics" if run.result.sidecar else f"evaluate with {ALL_METRICS}")
     return text + (f": {', '.join(how)}" if how else "") + (f" ({'; '.join(unusable)})" if unusable else "") + "."
 
 
@@ -140,6 +146,9 @@ def _notes(results: Sequence[Result], transform: str, relative: bool, with_fluen
             else "raw, not relative to the initial model (give --target); so it enters Agg and Agg_MU."
         )
     )
+    limits = {limit for result in results if (limit := result.sidecar.get("conditions", {}).get("limit"))}
+    if limits:
+        notes.append(f"LIMITED to the first {max(limits)} rows of each data set: a trial, not a benchmark result.")
     if any(result.derived_truth_ratio for result in results):
         notes.append("The truth ratio in Mem was formed from the losses per question in the files.")
     return notes

@@ -1,0 +1,142 @@
+"""``rosu eval tofu MODEL [--retain MODEL|JSON] [--target MODEL|JSON]``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..evaluation.tofu.models import Request
+
+
+def main(argv: Sequence[str]) -> int:
+    """Parse, evaluate, print the tables."""
+    options = _parser().parse_args(argv)
+    several = options.num_processes is not None or options.accelerate_config is not None
+    if several and not options.smoke:
+        return _launch(options, argv)
+    first = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("rosu_llm").setLevel(logging.INFO if first else logging.ERROR)
+
+    from ..evaluation.tofu.models import run
+    from ..evaluation.tofu.smoke import run_smoke
+    from .leaving import leave_group
+
+    text = (run_smoke if options.smoke else run)(_request(options))
+    if first:
+        print(text, end="")
+    leave_group()
+    return 0
+
+
+def _launch(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    import torch
+
+    from ..errors import ConfigError
+    from .launcher import LAYOUTS, launch
+
+    layout = options.accelerate_config or "ddp"
+    if layout in LAYOUTS and layout != "ddp":
+        raise ConfigError(
+            f"--accelerate-config {layout} shards the model; evaluation shares the questions instead: use ddp, or "
+            "leave it out."
+        )
+    arguments = list(argv)
+    if options.num_processes is not None:  # the processes count themselves: a launcher that starts fewer is noticed
+        arguments += ["--expect-processes", str(options.num_processes)]
+    if not torch.cuda.is_available():
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    # autocast would change what --dtype says
+    return launch(layout, options.num_processes, arguments, ("eval", "tofu"), ("--mixed_precision", "no"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    from ..data.tofu import DEFAULT_SOURCE
+
+    parser = argparse.ArgumentParser(
+        prog="rosu eval tofu",
+        description="TOFU's metrics by OpenUnlearning's names and definitions, then Mem, Priv, Util, Agg and Agg_MU. "
+        "A run that was interrupted goes on where it stopped.",
+        epilog="Example: rosu eval tofu out/rosu --retain out/retain90 --target out/full --num-processes 4",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="model folder, LoRA adapter folder or hub id")
+    parser.add_argument(
+        "--retain", metavar="MODEL|JSON", help="model never trained on the forget set, or its results (for Priv)"
+    )
+    parser.add_argument(
+        "--target", metavar="MODEL|JSON", help="model before unlearning, or its results (Util relative to it)"
+    )
+    parser.add_argument("--data", default=DEFAULT_SOURCE, metavar="SOURCE", help="hub id or folder of TOFU's files")
+    parser.add_argument("--forget-split", default="forget10", metavar="NAME", help="forget01, forget05 or forget10")
+    parser.add_argument(
+        "--chat-format",
+        metavar="NAME",
+        help="one of OpenUnlearning's model names, 'tokenizer' (its chat template) or a YAML file; default: as the "
+        "model was trained, else by its name",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: MODEL/evals; of a hub model rosu-eval/NAME")
+    parser.add_argument("--metrics", nargs="+", metavar="NAME", help="only these, by OpenUnlearning's names")
+    parser.add_argument(
+        "--fluency-model",
+        metavar="NAME|PATH",
+        help="classifier for fluency, hub id or folder, or 'none'; default: the one OpenUnlearning uses",
+    )
+    parser.add_argument("--auc-transform", default="range", metavar="NAME", help="range (default), privleak or span")
+    parser.add_argument("--limit", type=int, metavar="N", help="first N rows of each data set: a trial run")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples at once and per process (64)")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=8192, metavar="N", help="tokens at once, padding included (8192)"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=200, metavar="N", help="of a generated answer (200)")
+    dtypes = ["auto", "float32", "bfloat16", "float16"]
+    parser.add_argument("--dtype", default="auto", choices=dtypes, help="of the weights; auto: as they are stored")
+    parser.add_argument("--attn-implementation", metavar="NAME", help="sdpa, eager, flash_attention_2, …")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    parser.add_argument("--num-processes", type=int, metavar="N", help="share the questions among N devices")
+    parser.add_argument("--accelerate-config", metavar="NAME|FILE", help="ddp, or an accelerate file of yours")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew, reference models included")
+    parser.add_argument("--smoke", action="store_true", help="toy models and toy questions, to check the rest")
+    parser.add_argument("--expect-processes", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def _request(options: argparse.Namespace) -> Request:
+    from ..evaluation.tofu.fluency import DEFAULT
+    from ..evaluation.tofu.loading import Loading
+    from ..evaluation.tofu.metrics import METRICS
+    from ..evaluation.tofu.models import Request
+    from ..evaluation.tofu.run import TofuSettings
+
+    classifier = DEFAULT if options.fluency_model is None else options.fluency_model
+    settings = TofuSettings(
+        data=options.data,
+        forget_split=options.forget_split,
+        chat_format=options.chat_format,
+        batch_size=options.batch_size,
+        batch_tokens=options.batch_tokens,
+        limit=options.limit,
+        max_new_tokens=options.max_new_tokens,
+        fluency_model=None if classifier == "none" else classifier,
+        metrics=tuple(dict.fromkeys(options.metrics or METRICS)),
+    )
+    return Request(
+        model=options.model,
+        settings=settings,
+        loading=Loading(
+            dtype=options.dtype,
+            attn_implementation=options.attn_implementation,
+            trust_remote_code=options.trust_remote_code,
+        ),
+        out=options.out,
+        retain=options.retain,
+        target=options.target,
+        transform=options.auc_transform,
+        overwrite=options.overwrite,
+        processes=options.expect_processes,
+    )

@@ -1,0 +1,133 @@
+"""All TOFU metrics of one model, each answer read once.
+
+Expensive is only what the model does (``passes.py``): a pass over given answers yields probability, memorisation and
+all attacks at once, a pass of generation yields ROUGE and the texts for fluency. Every pass ends with its results on
+disk, so a run that was killed goes on with the next one. Everything else is arithmetic on those results and is done
+anew each time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...data.chat_format import FORMATS, find_format
+from ...errors import ConfigError
+from ..tofu_summary import FLUENCY
+from . import fluency
+from .identity import model_identity, versions
+from .metrics import DERIVED, datasets_of, needed
+from .passes import Passes
+from .processes import from_first
+from .questions import Encoder, load_questions
+from .references import read_retain
+from .settings import TofuSettings
+from .store import Store
+
+__all__ = ["TofuSettings", "evaluate_tofu"]
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate_tofu(
+    model: Any,
+    tokenizer: Any,
+    settings: TofuSettings,
+    out: Path,
+    *,
+    retain: Path | Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    identity: str | None = None,
+    name: str | None = None,
+) -> dict[str, float]:
+    """Evaluate ``model`` and write ``TOFU_EVAL.json`` and ``TOFU_SUMMARY.json`` into ``out``; returns the summary.
+
+    Where ``torch.distributed`` is initialised all processes must call it, each with the whole model; all get the
+    summary and the first one writes.
+
+    Args:
+        retain: results of the model that never saw the forget set (file, folder or content), for forget quality and
+            privleak.
+        overwrite: begin anew although ``out`` holds results.
+        identity: what tells this model from others; a digest of its weights by default.
+        name: hub id or folder of the model, for the record and to find its chat format.
+    """
+    _require_libraries()
+    name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
+    form = find_format(settings.chat_format, tokenizer, name)
+    metrics = settings.metrics
+    if FLUENCY in metrics and not from_first(lambda: fluency.available(settings.fluency_model)):
+        metrics = tuple(metric for metric in metrics if metric != FLUENCY)
+    wanted = needed(metrics)
+    questions = load_questions(settings.data, settings.forget_split, datasets_of(wanted), settings.limit)
+    reference = from_first(
+        lambda: read_retain(
+            retain,
+            wanted,
+            forget_split=settings.forget_split,
+            questions=len(questions.rows.get("forget", ())),
+            digests=questions.digests,
+        )
+    )
+
+    def open_store() -> Store:
+        conditions = {
+            "model": identity or model_identity(model, tokenizer),
+            "forget_split": settings.forget_split,
+            "limit": settings.limit,
+            "data": dict(questions.digests),
+            "chat_format": asdict(form),
+            "max_length": settings.max_length,
+            "max_new_tokens": settings.max_new_tokens,
+            "dtype": str(model.dtype),
+        }
+        about = {
+            "name": name,
+            "family": _family(settings.chat_format, name),
+            **({"retain": str(retain)} if isinstance(retain, Path) else {}),
+            "device": model.device.type,
+            "attn_implementation": getattr(model.config, "_attn_implementation", None),
+            "versions": versions(),
+        }
+        return Store(out, metrics, conditions, about, overwrite=overwrite)
+
+    store = from_first(open_store)
+    if FLUENCY in wanted and store.record.get("fluency_model") != settings.fluency_model:
+        store.entries.pop(FLUENCY, None)
+    context = getattr(model.config, "max_position_embeddings", None)
+    encoder = Encoder(questions, tokenizer, form, max_length=settings.max_length, context=context)
+    logger.info("TOFU %s of %s, results in %s", settings.forget_split, name, out)
+    with _evaluating(model):
+        Passes(model, tokenizer, settings, encoder, store).run(wanted)
+    for metric, derived in DERIVED.items():  # in the order in which they build on each other
+        if metric in wanted and not (derived.reference and retain is None and metric in store.entries):
+            other = reference.get(derived.reference) if derived.reference else None
+            store.entries[metric] = derived.make([store.entries[need] for need in derived.needs], other)
+    return from_first(store.write)
+
+
+def _require_libraries() -> None:
+    if any(find_spec(module) is None for module in ("rouge_score", "scipy", "sklearn")):
+        raise ConfigError("TOFU's metrics need rouge-score, scipy and scikit-learn: pip install 'rosu-llm[eval]'.")
+
+
+def _family(chat_format: str | None, name: str) -> str | None:
+    """The model by OpenUnlearning's name for it, where that is known."""
+    if chat_format in FORMATS:
+        return chat_format
+    return next((known for known in FORMATS if known.lower() in name.lower()), None)
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
