@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Steps = Callable[[int, int], None]
+#: The measures of the model as it is at the moment.
+Measure = Callable[[], dict[str, float]]
 
 
 class Task(Protocol):
@@ -66,4 +68,5 @@ def unlearn(trainer: Any, *, keep: bool, steps: Steps) -> None:
     trainer.train()
     if keep:
         trainer.save_model()
+        trainer.save_state()
         trainer.create_model_card()

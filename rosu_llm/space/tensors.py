@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from math import sqrt
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import PerturbedWeightsError, UnsupportedLayoutError
 from ..geometry import Gram, Vector
@@ -57,6 +57,10 @@ class TensorSpace:
 
     def _truth(self) -> list[Tensor]:
         """The weights the optimizer updates, as this process owns them."""
+        raise NotImplementedError
+
+    def owners(self) -> list[nn.Parameter | None]:
+        """The parameter each tensor of :meth:`_truth` is a piece of; None for padding."""
         raise NotImplementedError
 
     def _gradients(self) -> list[Tensor | None]:
@@ -110,8 +114,10 @@ class TensorSpace:
         self._clear()
 
     def capture(self, name: str) -> None:
-        """Store the accumulated gradient under ``name`` and clear it."""
+        """Store the accumulated gradient under ``name``, in place of an earlier one, and clear it."""
         gradients, scale = self._gradients(), self._scale()
+        if name in self._captured:
+            self._spare.append(self._captured.pop(name))
         buffers = self._spare.pop() if self._spare else [torch.empty_like(t) for t in self._truth()]
         for gradient, buffer in zip(gradients, buffers, strict=True):
             if gradient is None:

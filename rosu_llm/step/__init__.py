@@ -4,7 +4,7 @@ from .amplify import Amplifier, Pull, resolve
 from .engine import Closure, StepEngine
 from .loop import UnlearningStep, guard_optimizer
 from .outcome import Outcome
-from .report import metrics, pull_metrics
+from .report import metrics, over_steps, pull_metrics
 
 __all__ = [
     "Amplifier",
@@ -15,6 +15,7 @@ __all__ = [
     "UnlearningStep",
     "guard_optimizer",
     "metrics",
+    "over_steps",
     "pull_metrics",
     "resolve",
 ]

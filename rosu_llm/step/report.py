@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 
 from ..geometry import F, Gram, R, Stabilizer, cosine, retain_orthogonal
@@ -62,3 +63,21 @@ def _neutrality(gram: Gram, dual: Gram) -> dict[str, float]:
 def pull_metrics(pull: Pull) -> dict[str, float]:
     """The same for the pull after the optimizer step."""
     return {"step/amplification_ratio": pull.ratio}
+
+
+#: What the mean over several steps would hide from an audit of the safeguards τ and ε_q.
+_EXTREMES: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
+    "norm/retain_sq": ("norm/retain_sq_min", min),
+    "norm/q": ("norm/q_min", min),
+    "coupling/residue": ("coupling/residue_max", max),
+    "step/fallback": ("step/fallbacks", sum),
+}
+
+
+def over_steps(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Means over the steps a log covers; of several steps also the smallest norms and the number of fallbacks."""
+    result = {name: sum(v) / len(v) for name, v in sorted(values.items())}
+    for name, (other, reduce) in _EXTREMES.items():
+        if len(values.get(name, ())) > 1:
+            result[other] = reduce(values[name])
+    return result

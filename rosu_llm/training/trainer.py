@@ -27,7 +27,7 @@ from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..geometry import Inner, Vector
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..space import TensorSpace
-from ..step import Amplifier, Closure, Outcome, StepEngine, guard_optimizer, metrics, pull_metrics
+from ..step import Amplifier, Closure, Outcome, StepEngine, guard_optimizer, metrics, over_steps, pull_metrics
 from ..step.amplify import NEGLIGIBLE
 from .arguments import MethodArguments
 from .calibrator import Calibrator
@@ -433,9 +433,9 @@ class ROSUMixin(PairedEvaluation, Saving):
             logger.warning(message)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Adds the step metrics, averaged since the last log, to training logs."""
+        """Adds the step metrics since the last log to training logs."""
         if "loss" in logs and self._metrics:
-            logs.update({name: sum(v) / len(v) for name, v in sorted(self._metrics.items())})
+            logs.update(over_steps(self._metrics))
             self._metrics.clear()
         super().log(logs, *args, **kwargs)
 
