@@ -21,7 +21,7 @@ from ..training.recipe import RunArguments, build
 from ..training.representation_config import RepresentationConfig
 from .settings import FORCED
 from .store import cell_key
-from .task import Steps, unlearn
+from .task import Measure, Steps, unlearn
 
 #: Settings of what to load that have a meaning here.
 _LOADING = {"retain_per_forget", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"}
@@ -71,6 +71,12 @@ class DemoTask:
         return measure(self._teach(world, world.data["retain"].samples, seed, steps), world)
 
     def run(self, values: Mapping[str, Any], seed: int, folder: Path, *, keep: bool, steps: Steps) -> dict[str, float]:
+        trainer, measured = self.prepare(values, seed, folder, steps)
+        unlearn(trainer, keep=keep, steps=steps)
+        return measured()
+
+    def prepare(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> tuple[Any, Measure]:
+        """The trainer of a cell before its first step, and what measures its model."""
         arguments, config = build({**values, **FORCED, "seed": seed, "output_dir": str(folder)})
         if isinstance(config, RepresentationConfig):
             raise ConfigError(
@@ -81,8 +87,7 @@ class DemoTask:
         model = self._taught(world, seed, steps)
         forget, retain, held_out = (world.data[split] for split in ("forget", "retain", "calibration"))
         trainer = build_trainer(model, world.tokenizer, forget, retain, held_out, arguments, config)
-        unlearn(trainer, keep=keep, steps=steps)
-        return measure(trainer.model, world)
+        return trainer, lambda: measure(trainer.model, world)
 
     def _taught(self, world: World, seed: int, steps: Steps) -> Any:
         """The model that knows everybody: read from its folder, or taught and put there whole."""
