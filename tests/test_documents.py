@@ -120,6 +120,26 @@ def test_the_python_of_the_wmdp_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+def test_the_python_of_the_tofu_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a toy model and toy questions; the results of a first call serve as the retain model's of the second."""
+    from rosu_llm.demo.run import SMOKE
+    from rosu_llm.demo.world import build_world, small_llama
+    from rosu_llm.evaluation.tofu.smoke import write_toy_data
+
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("python", DOCS["tofu.md"])
+    world = build_world(0, people=SMOKE.people)
+    write_toy_data(tmp_path, "forget10", world.corpus.items)
+    small = f'data={str(tmp_path)!r}, max_new_tokens=3, fluency_model=None, chat_format="Llama-2-7b-hf", limit=2'
+    code = block.replace('chat_format="Llama-3.2-1B-Instruct", limit=40', small)
+    scope: dict[str, Any] = {"model": small_llama(len(world.tokenizer), 0, hidden=32, layers=1)}
+    scope["tokenizer"] = world.tokenizer
+    exec(code.replace('Path("evals"), retain=Path("retain/TOFU_EVAL.json")', 'Path("retain")'), scope)
+    assert "forget_quality" not in scope["summary"]
+    exec(code, scope)
+    assert scope["summary"]["forget_quality"] == 1.0  # the same model
+
+
 def test_every_setting_is_documented() -> None:
     page = README + DOCS["wmdp.md"]
     hidden = set(RepresentationArguments.__dataclass_fields__)
@@ -174,7 +194,9 @@ def test_every_export_exists() -> None:
         rosu_llm.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize("script", ["bench_methods.py", "bench_per_sample.py", "bench_step.py", "bench_wmdp.py"])
+@pytest.mark.parametrize(
+    "script", ["bench_eval.py", "bench_methods.py", "bench_per_sample.py", "bench_step.py", "bench_wmdp.py"]
+)
 def test_benchmarks_run_at_smoke_size(script: str) -> None:
     subprocess.run(
         [sys.executable, str(ROOT / "scripts" / script), "--smoke"], check=True, capture_output=True, cwd=ROOT
@@ -203,3 +225,28 @@ def test_the_picture_can_be_drawn_again(tmp_path: Path) -> None:
     script = ROOT / "scripts" / "draw_geometry.py"
     subprocess.run([sys.executable, str(script), str(tmp_path / "geometry.png")], check=True, cwd=ROOT)
     assert (tmp_path / "geometry.png").stat().st_size > 10_000
+
+
+def test_the_small_tofu_script_runs_with_a_toy_model(shared_data: Path, tmp_path: Path) -> None:
+    """Learn, unlearn, evaluate, join; and what is finished is not done again."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "METHODS": "rosu", "EPOCHS": "1", "LEARN_EPOCHS": "1", "OMP_NUM_THREADS": "1", "PATH": path}
+    flags = ["--smoke", "--limit", "2", "--out", str(tmp_path / "out"), "--data", str(shared_data / "tofu")]
+    call = [str(ROOT / "scripts" / "tofu_small.sh"), *flags]
+    done = subprocess.run(call, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][1:] == [
+        "Initial",
+        "Retain",
+        "rosu",
+    ]
+    assert "learn-target" in done.stdout
+
+
+def test_the_small_tofu_script_refuses_what_it_does_not_know() -> None:
+    for flags, env in ((["--limits", "3"], {}), ([], {"METHODS": "rosu nonsense"})):
+        call = [str(ROOT / "scripts" / "tofu_small.sh"), *flags]
+        done = subprocess.run(call, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "nonsense" in done.stderr or "--limits" in done.stderr
