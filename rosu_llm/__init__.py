@@ -21,7 +21,10 @@ _EXPORTS = {
     "RepresentationConfig": "training.representation_config",
     "RepresentationTrainer": "training.representation",
     "RosuError": "errors",
+    "TofuSettings": "evaluation.tofu.settings",
     "UnlearningStep": "step.loop",
+    "evaluate_tofu": "evaluation.tofu.run",
+    "measure_coupling": "insight.measure",
     "register_loss": "losses.registry",
 }
 
@@ -36,8 +39,11 @@ __all__ = [
     "RepresentationConfig",
     "RepresentationTrainer",
     "RosuError",
+    "TofuSettings",
     "UnlearningStep",
     "__version__",
+    "evaluate_tofu",
+    "measure_coupling",
     "register_loss",
 ]
 
@@ -46,6 +52,9 @@ if TYPE_CHECKING:
     from .data.pairing import ForgetRetainCollator, ForgetRetainDataset
     from .data.question_answer import QuestionAnswerDataset
     from .errors import RosuError
+    from .evaluation.tofu.run import evaluate_tofu
+    from .evaluation.tofu.settings import TofuSettings
+    from .insight.measure import measure_coupling
     from .losses.registry import register_loss
     from .step.loop import UnlearningStep
     from .training.arguments import MethodArguments

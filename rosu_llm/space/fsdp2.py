@@ -84,6 +84,9 @@ class FSDP2Space(TensorSpace):
     def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
         return scales_of(optimizer, self.parameters)
 
+    def owners(self) -> list[nn.Parameter | None]:
+        return list(self.parameters)
+
     def _truth(self) -> list[Tensor]:
         return [_local(p.data) for p in self.parameters]
 

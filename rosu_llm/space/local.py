@@ -105,6 +105,9 @@ class LocalSpace(TensorSpace):
     def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
         return scales_of(optimizer, self.parameters)
 
+    def owners(self) -> list[nn.Parameter | None]:
+        return list(self.parameters)
+
     def _truth(self) -> list[Tensor]:
         return [p.data for p in self.parameters]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UnsupportedLayoutError
 from .fsdp2 import all_reduce_sum
@@ -71,6 +71,7 @@ class Zero12Space(ZeroSpace):
         self._rank = dist.get_rank(group=self._group)
         self._groups = range(len(self._optimizer.bit16_groups))
         self._sizes: list[list[int]] | None = None
+        self._owners: list[nn.Parameter | None] = []
 
     def _pieces(self) -> list[list[Tensor]] | None:
         found = [self._optimizer.averaged_gradients.get(i) for i in self._groups]
@@ -84,7 +85,17 @@ class Zero12Space(ZeroSpace):
             if pieces is None:
                 return flat
             self._sizes = [[t.numel() for t in group] for group in pieces]
+            self._owners = [owner for i in self._groups for owner in self._owners_of(i)]
         return [view for whole, sizes in zip(flat, self._sizes, strict=True) for view in whole.split(sizes)]
+
+    def _owners_of(self, group: int) -> list[nn.Parameter | None]:
+        # What is beyond the partition's parameters, or marked so in between, only fills it up.
+        mine = iter(self._optimizer.params_in_partition[group])
+        pieces = self._optimizer.averaged_gradients[group]
+        return [None if getattr(piece, "_zero_padding", False) else next(mine, None) for piece in pieces]
+
+    def owners(self) -> list[nn.Parameter | None]:
+        return self._owners
 
     def _truth(self) -> list[Tensor]:
         return self._cut([self._optimizer.single_partition_of_fp32_groups[i].data for i in self._groups])
@@ -151,6 +162,9 @@ class Zero3Space(ZeroSpace):
 
     def _trim(self, tensors: list[Tensor]) -> list[Tensor]:
         return [t.view(-1)[:n] for t, n in zip(tensors, self._lengths, strict=True)]
+
+    def owners(self) -> list[nn.Parameter | None]:
+        return list(self.parameters)
 
     def _truth(self) -> list[Tensor]:
         from deepspeed.utils import safe_get_local_fp32_param
