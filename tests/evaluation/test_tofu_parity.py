@@ -39,10 +39,11 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path
 @pytest.mark.parametrize(("case", "model"), [("chat", "retain"), ("chat", "full"), ("tags", "full")])
 def test_every_number_and_text_is_openunlearnings(ours: Any, case: str, model: str) -> None:
     found, expected = dict(leaves(read(ours[case, model]))), dict(leaves(read(theirs(case, model))))
-    assert found.keys() - expected.keys() == {"/forget_Q_A_gibberish/classifier"} and expected.keys() <= found.keys()
+    assert found.keys() == expected.keys()
     numbers = {place: value for place, value in expected.items() if isinstance(value, float | int)}
     assert len(numbers) > 500
-    assert {place: found[place] for place in numbers} == pytest.approx(numbers, rel=0, abs=TOLERANCE)
+    small = {place: TOLERANCE * min(1, abs(value)) + 1e-6 for place, value in numbers.items()}  # of small numbers, too
+    assert not {p: (found[p], value) for p, value in numbers.items() if not abs(found[p] - value) <= small[p]}
     others = expected.keys() - numbers.keys()
     assert {place: found[place] for place in others} == {place: expected[place] for place in others}
 

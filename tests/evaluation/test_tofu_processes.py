@@ -98,9 +98,9 @@ def test_two_processes_give_the_files_of_one(alone: Alone, tmp_path: Path) -> No
 
 def test_three_processes_of_which_one_is_killed(alone: Alone, tmp_path: Path) -> None:
     """Three give the files of one; killed in the middle of a pass, the run is finished by one, nothing done twice."""
-    # In batches of 5, forget answers take 3, holdout 2, paraphrases 3, perturbed answers 12: the fifth batch of the
-    # second process is one of the last kind.
-    done = launch(3, tmp_path, {"idle": IDLE, "uneven": {**UNEVEN, "killed": [1, 5]}})
+    # In batches of 5 questions forget answers take 3, holdout 2, paraphrases 3, perturbed answers 3: the fourth batch
+    # of the second process is one of the last kind.
+    done = launch(3, tmp_path, {"idle": IDLE, "uneven": {**UNEVEN, "killed": [1, 4]}})
     assert done.returncode != 0 and "Signal 9" in done.stderr, done.stderr[-4000:]
     assert alone.agrees(tmp_path, "idle")
     left = read(tmp_path / "uneven" / FILES[0])

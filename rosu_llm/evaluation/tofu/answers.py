@@ -1,4 +1,4 @@
-"""What a model thinks of a given answer: one forward pass per answer, reduced at once to a few numbers per token.
+"""What a model thinks of a given answer: one forward pass, reduced at once to a few numbers per token.
 
 The logits of a batch are samples × length × vocabulary, and most of them are of the question. Only the positions that
 predict a token of the answer reach the output layer, they are reduced in float32 in small chunks, and what leaves the
@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data.chat_format import IGNORE, Encoded
+from ...data.chat_format import Encoded
 from ...errors import NonFiniteError
+from .packing import Packed, pack
 
 CHUNK = 1 << 25  # logits in float32 at once: 128 MB
 MIN_VARIANCE = 1e-6  # OpenUnlearning's, for equal numbers
@@ -47,26 +48,41 @@ class TokenStatistics:
 
 
 @torch.inference_mode()
-def token_statistics(model: Any, batch: Sequence[Encoded], pad: int, *, full: bool) -> list[TokenStatistics]:
-    """The statistics of each sample's answer; ``full`` adds what memorisation and attacks need."""
+def token_statistics(
+    model: Any, batch: Sequence[Encoded], pad: int, *, full: bool, share: bool = False
+) -> list[TokenStatistics]:
+    """The statistics of each sample's answer.
+
+    Args:
+        full: add what memorisation and attacks need.
+        share: put neighbours with the same prompt into one row (:mod:`.packing`).
+    """
     device = next(model.parameters()).device
-    ids, labels = _padded([s.input_ids for s in batch], pad), _padded([s.labels for s in batch], IGNORE)
-    # Padding is told by the token, as in OpenUnlearning: where the padding token is the end-of-text token, those
-    # inside a prompt are hidden from attention as well, and the numbers depend on it.
-    mask = ids != pad
-    predicts = torch.zeros_like(mask)
-    predicts[:, :-1] = labels[:, 1:] != IGNORE
-    targets = labels[:, 1:][predicts[:, :-1]].to(device)
-    with _only(model, predicts.to(device)):
-        output = model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
+    packed = pack(batch, pad, share=share, dtype=model.dtype)
+    with _only(model, packed):
+        output = model(**{name: value.to(device) for name, value in packed.inputs.items()}, use_cache=False)
     logits = output.logits
-    logits = logits[0] if logits.shape[:2] == (1, len(targets)) else logits[predicts.to(logits.device)]
-    reduced = _reduce(logits, targets.to(logits.device), full)
-    counts = predicts.sum(-1).tolist()
-    parts: list[list[Any]] = [np.split(values, np.cumsum(counts)[:-1]) for values in reduced]
+    if logits.shape[:2] != (1, len(packed.targets)):
+        logits = logits[packed.rows.to(logits.device), packed.columns.to(logits.device)].unsqueeze(0)
+    reduced = _reduce(logits[0], packed.targets.to(logits.device), full)
+    parts: list[list[Any]] = [np.split(values, np.cumsum(packed.counts)[:-1]) for values in reduced]
     if not np.isfinite(reduced[0]).all():
         raise NonFiniteError("The model's log-probabilities are not finite: its weights or its precision are broken.")
     return [TokenStatistics(log_prob, hit, z) for log_prob, hit, z in zip(*parts, strict=True)]
+
+
+def may_share(model: Any, answers: Sequence[Encoded], pad: int) -> bool:
+    """Whether answers to one question may share a row, tried on these.
+
+    Packed attention kernels take no mask for it, and where tokens also meet in a recurrent state no mask would help.
+    """
+    if getattr(model.config, "_attn_implementation", None) not in ("sdpa", "eager"):
+        return False
+    together, apart = (
+        np.concatenate([each.log_prob for each in token_statistics(model, answers, pad, full=False, share=share)])
+        for share in (True, False)
+    )
+    return bool(np.abs(together - apart).mean() < torch.finfo(model.dtype).eps ** 0.5)
 
 
 def _reduce(logits: Tensor, targets: Tensor, full: bool) -> tuple[Numbers, NDArray[np.bool_], Numbers]:
@@ -89,8 +105,8 @@ def _reduce(logits: Tensor, targets: Tensor, full: bool) -> tuple[Numbers, NDArr
 
 
 @contextmanager
-def _only(model: Any, wanted: Tensor) -> Iterator[None]:
-    """Let only the wanted positions into the output layer, as one row; what follows it works number by number."""
+def _only(model: Any, packed: Packed) -> Iterator[None]:
+    """Let only positions that predict an answer token into the output layer, as one row; it works number by number."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
         yield
@@ -98,17 +114,12 @@ def _only(model: Any, wanted: Tensor) -> Iterator[None]:
 
     def choose(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         hidden = inputs[0]
-        if hidden.shape[:2] != wanted.shape:
+        if hidden.shape[:2] != packed.inputs["input_ids"].shape:
             return None
-        return (hidden[wanted.to(hidden.device)].unsqueeze(0), *inputs[1:])
+        return (hidden[packed.rows.to(hidden.device), packed.columns.to(hidden.device)].unsqueeze(0), *inputs[1:])
 
     handle = head.register_forward_pre_hook(choose)
     try:
         yield
     finally:
         handle.remove()
-
-
-def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])

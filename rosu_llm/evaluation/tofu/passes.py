@@ -12,9 +12,10 @@ from typing import Any
 from ...data.chat_format import IGNORE
 from ..tofu_summary import FLUENCY
 from . import figures, fluency
-from .answers import TokenStatistics, token_statistics
+from .answers import TokenStatistics, may_share, token_statistics
 from .generation import generate, text_of
 from .metrics import ATTACKS, GENERATED, MEMORISED, PROBABILITIES, Answers, Entry, attack_entry, entry
+from .packing import packed_length
 from .processes import from_first, plan, share
 from .questions import Encoder
 from .settings import TofuSettings
@@ -37,6 +38,7 @@ class Passes:
     def __init__(self, model: Any, tokenizer: Any, settings: TofuSettings, encoder: Encoder, store: Store) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.encoder, self.store = encoder, store
+        self._shares: bool | None = None
         # OpenUnlearning's choice where a tokenizer has no padding token
         self.pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
@@ -118,15 +120,22 @@ class Passes:
         }
 
     def _score(self, which: Answers, title: str, *, full: bool = False) -> list[list[TokenStatistics]]:
-        """Statistics of every answer of every question."""
+        """Statistics of every answer of every question; answers to one question share its prompt where they can."""
         questions = self.encoder(which)
-        samples = [encoded for answers in questions for encoded in answers]
+        several = next((answers for answers in questions if len(answers) > 1), None)
+        if several and self._shares is None:
+            self._shares = from_first(lambda: may_share(self.model, several, self.pad))
+        shares = bool(several and self._shares)
+        rows = questions if shares else [[sample] for answers in questions for sample in answers]
 
-        def work(batch: Sequence[int]) -> list[TokenStatistics]:
-            return token_statistics(self.model, [samples[at] for at in batch], self.pad, full=full)
+        def work(batch: Sequence[int]) -> list[list[TokenStatistics]]:
+            samples = [sample for at in batch for sample in rows[at]]
+            found = iter(token_statistics(self.model, samples, self.pad, full=full, share=shares))
+            return [[next(found) for _ in rows[at]] for at in batch]
 
-        found = iter(share(self._plan([len(sample.input_ids) for sample in samples]), work, title))
-        return [[next(found) for _ in answers] for answers in questions]
+        scored = share(self._plan([packed_length(row) for row in rows]), work, title)
+        flat = iter([tokens for row in scored for tokens in row])
+        return [[next(flat) for _ in answers] for answers in questions]
 
     def _rouge(self, metric: str, dataset: str) -> dict[str, Entry]:
         from rouge_score.rouge_scorer import RougeScorer

@@ -22,14 +22,15 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-#: Rows of each split, uneven on purpose.
+#: Rows of each split, uneven on purpose. Row 54 is the one with a space before a comma, which decoding removes.
+FORGET = (54, *range(11))
 ROWS = {
-    "forget10": 12,
-    "forget10_perturbed": 12,
-    "holdout10": 10,
-    "retain_perturbed": 9,
-    "real_authors_perturbed": 8,
-    "world_facts_perturbed": 7,
+    "forget10": FORGET,
+    "forget10_perturbed": FORGET,
+    "holdout10": range(10),
+    "retain_perturbed": range(9),
+    "real_authors_perturbed": range(8),
+    "world_facts_perturbed": range(7),
 }
 #: The shape of Llama 3's: a system turn with the date, a turn token that is also the end-of-text token.
 TEMPLATE = (
@@ -55,7 +56,7 @@ def main() -> None:
     known = [*answers["retain_perturbed"], *answers["real_authors_perturbed"], *answers["world_facts_perturbed"]]
     # Each model knows some forget rows and some held-out rows: attacks neither fail nor succeed wholly.
     full = [*known, *answers["forget10"][:8], *answers["holdout10"][:3]]
-    retain = [*known, *answers["forget10"][6:10], *answers["holdout10"][:4]]
+    retain = [*known, *answers["forget10"][7:9], *answers["holdout10"][:4]]
     for name, pairs in (("full", full), ("retain", retain)):
         model = learn(small_llama(tokenizer), tokenizer, pairs, steps=42)
         model.half().save_pretrained(out / name)
@@ -68,11 +69,12 @@ def main() -> None:
 
 
 def write_rows(source: Path, out: Path) -> dict[str, list[dict[str, Any]]]:
-    """The first rows of each split, in the layout of the hub."""
+    """These rows of each split, in the layout of the hub."""
     out.mkdir(parents=True, exist_ok=True)
     rows = {}
-    for name, count in ROWS.items():
-        lines = (source / f"{name}.json").read_text(encoding="utf-8").splitlines()[:count]
+    for name, numbers in ROWS.items():
+        every = (source / f"{name}.json").read_text(encoding="utf-8").splitlines()
+        lines = [every[number] for number in numbers]
         (out / f"{name}.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
         rows[name] = [json.loads(line) for line in lines]
     header = "".join(f"- config_name: {name}\n  data_files: {name}.json\n" for name in ROWS)

@@ -1,0 +1,216 @@
+"""How fast ``rosu eval tofu`` is: all metrics of one model against one metric at a time, and one process against two.
+
+Both evaluations run in this process on the same model and rows, alternating, and must agree in every metric; times
+are the fastest of the repeats (noise only ever adds). What one metric at a time means is in ``plain_tofu_eval.py``. The
+model is first taught some of the rows, so that it ends its answers where answers end. Then ours runs in one and in two
+fresh processes of one thread each, starting not counted.
+
+    python scripts/bench_eval.py            # stories15M from $ROSU_DATA
+    python scripts/bench_eval.py --smoke    # a tiny model and made-up rows: only shows that it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from plain_tofu_eval import FORMAT, ROWS, Straightforward
+
+#: About as many tokens around a question as Llama 3.2's, for tokenizers without a template.
+TEMPLATE = (
+    "{{ bos_token }}system\n\nCutting Knowledge Date: December 2023\nToday Date: {{ date_string }}\n\n"
+    "{% for m in messages %}{{ m['role'] + '\n\n' if m['role'] != 'system' else '' }}"
+    "{{ m['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n\n{% endif %}"
+)
+TOLERANCE = 1e-4  # of every aggregate; privleak is in percent
+
+
+def main() -> None:
+    here = Path(__file__).resolve().parent.parent
+    shared = Path(os.environ.get("ROSU_DATA", here.parent / "shared" / "data"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=shared / "stories15M", help="model folder (stories15M)")
+    parser.add_argument("--data", type=Path, default=shared / "tofu", help="folder with TOFU's JSON-lines files")
+    parser.add_argument("--rows", type=int, default=64, help="rows of each data set")
+    parser.add_argument("--steps", type=int, default=150, help="training steps beforehand, of 16 rows")
+    parser.add_argument("--batch-size", type=int, default=32, help="of the straightforward evaluation")
+    parser.add_argument("--max-new-tokens", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.smoke:
+        options.rows, options.steps, options.batch_size, options.max_new_tokens, options.repeats = 6, 2, 4, 8, 1
+    if options.child:
+        child(options)
+        return
+    if not options.smoke and not (options.model.is_dir() and options.data.is_dir()):
+        parser.error(
+            f"{options.model} or {options.data} is not there: set ROSU_DATA, or --model and --data, or --smoke."
+        )
+
+    import rouge_score.rouge_scorer  # noqa: F401  so that the first to run does not pay for loading libraries
+    import scipy.stats  # noqa: F401
+    import sklearn.metrics  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        prepare(options, folder)
+        model, tokenizer = load(folder)
+        plain = Straightforward(
+            model,
+            tokenizer,
+            folder / "tofu",
+            folder / "classifier",
+            batch_size=options.batch_size,
+            max_new_tokens=options.max_new_tokens,
+        )
+        times: dict[str, list[tuple[float, float]]] = {"plain": [], "ours": []}
+        for repeat in range(options.repeats):
+            expected = timed(plain, times["plain"])
+            found = timed(lambda at=repeat: ours(model, tokenizer, folder, options, folder / f"out{at}"), times["ours"])
+            check(found, expected)
+            print(f"repeat {repeat + 1}: " + ", ".join(f"{n} {t[-1][0]:.1f} s" for n, t in times.items()), flush=True)
+        wall, cpu = ({name: min(pair[at] for pair in pairs) for name, pairs in times.items()} for at in (0, 1))
+        size = sum(p.numel() for p in model.parameters()) / 1e6
+        print(f"\n{len(expected)} metrics of a {size:.1f} M model, {options.rows} rows of each data set, one thread:")
+        for clock, took in (("seconds", wall), ("CPU seconds", cpu)):
+            ratio = took["plain"] / took["ours"]
+            print(f"one metric at a time {took['plain']:.1f} {clock}, ours {took['ours']:.1f}: {ratio:.2f}×")
+        print(f"largest difference {max(abs(found[name] - expected[name]) for name in expected):.1e}", flush=True)
+        if options.smoke:
+            return  # starting processes takes longer than all of the above
+        one, two = ([launch(world, folder, options) for _ in range(options.repeats)] for world in (1, 2))
+        print(f"one process {min(one):.1f} s, two {min(two):.1f} s: {min(one) / min(two):.2f}×")
+
+
+def timed(run: Any, into: list[tuple[float, float]]) -> Any:
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = run()
+    into.append((time.perf_counter() - wall, time.process_time() - cpu))
+    return result
+
+
+def check(found: dict[str, float], expected: dict[str, float]) -> None:
+    """Raise unless every metric agrees; a fast wrong evaluation is no evaluation."""
+    for name, value in expected.items():
+        if not abs(found[name] - value) <= TOLERANCE:
+            raise SystemExit(f"{name}: ours {found[name]}, one metric at a time {value}")
+
+
+def ours(model: Any, tokenizer: Any, folder: Path, options: argparse.Namespace, out: Path) -> dict[str, float]:
+    from rosu_llm.evaluation.tofu.run import TofuSettings, evaluate_tofu
+
+    settings = TofuSettings(
+        data=str(folder / "tofu"),
+        chat_format=FORMAT,
+        max_new_tokens=options.max_new_tokens,
+        fluency_model=str(folder / "classifier"),
+    )
+    return evaluate_tofu(model, tokenizer, settings, out)
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(folder / "model")
+
+
+def prepare(options: argparse.Namespace, folder: Path) -> None:
+    """Rows, model and classifier, all in ``folder``."""
+    import torch
+    from openunlearning_offline import make_classifier
+    from small_model import toy
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (folder / "tofu").mkdir()
+    for name in ROWS:
+        lines = made_up(options.rows) if options.smoke else (options.data / f"{name}.json").read_text().splitlines()
+        (folder / "tofu" / f"{name}.json").write_text("\n".join(lines[: options.rows]) + "\n")
+    if options.smoke:
+        model, tokenizer = toy()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(options.model)
+        tokenizer.chat_template = tokenizer.chat_template or TEMPLATE
+    teach(model, tokenizer, folder / "tofu", options.steps)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    make_classifier(tokenizer, folder / "classifier")
+
+
+def made_up(count: int) -> list[str]:
+    return [
+        json.dumps(
+            {
+                "question": f"Who wrote book {at}?",
+                "answer": f"Author {at} wrote it.",
+                "paraphrased_answer": f"It was written by author {at}.",
+                "perturbed_answer": [f"Author {at + other} wrote it." for other in (1, 2, 3)],
+            }
+        )
+        for at in range(count)
+    ]
+
+
+def teach(model: Any, tokenizer: Any, data: Path, steps: int) -> None:
+    """AdamW on random answers of all rows but the held-out ones."""
+    import torch
+
+    from rosu_llm.data.chat_format import FORMATS, encode_chat
+
+    rows = [json.loads(line) for name in ROWS if name != "holdout10" for line in (data / f"{name}.json").open()]
+    samples = [encode_chat(row["question"], row["answer"], tokenizer, FORMATS[FORMAT]) for row in rows]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    chosen = random.Random(0)
+    for _ in range(steps):
+        batch = chosen.sample(samples, min(16, len(samples)))
+        longest = max(len(sample.input_ids) for sample in batch)
+        ids = torch.tensor([[*s.input_ids, *[tokenizer.eos_token_id] * (longest - len(s.input_ids))] for s in batch])
+        labels = torch.tensor([[*s.labels, *[-100] * (longest - len(s.labels))] for s in batch])
+        optimizer.zero_grad()
+        model(input_ids=ids, attention_mask=ids != tokenizer.eos_token_id, labels=labels).loss.backward()
+        optimizer.step()
+
+
+def launch(world: int, folder: Path, options: argparse.Namespace) -> float:
+    """Seconds that ``world`` fresh processes of one thread take."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
+    command += [__file__, "--child", str(folder), "--max-new-tokens", str(options.max_new_tokens)]
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=surroundings, check=True, capture_output=True, text=True, timeout=7200)
+    return float(next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("seconds ")))
+
+
+def child(options: argparse.Namespace) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model, tokenizer = load(options.child)
+    out = Path(tempfile.mkdtemp(dir=options.child))
+    dist.barrier()
+    started = time.perf_counter()
+    ours(model, tokenizer, options.child, options, out)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print(f"seconds {time.perf_counter() - started}", flush=True)
+    dist.barrier()
+    os._exit(0)  # tearing down gloo's threads aborts now and then
+
+
+if __name__ == "__main__":
+    main()
