@@ -5,7 +5,7 @@ are the fastest of the repeats (noise only ever adds). What one metric at a time
 model is first taught some of the rows, so that it ends its answers where answers end. Then ours runs in one and in two
 fresh processes of one thread each, starting not counted.
 
-    python scripts/bench_eval.py            # stories15M from $ROSU_DATA
+    python scripts/bench_eval.py            # stories15M from $ROSU_DATA, about twenty minutes on two cores
     python scripts/bench_eval.py --smoke    # a tiny model and made-up rows: only shows that it runs
 """
 
@@ -40,11 +40,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=shared / "stories15M", help="model folder (stories15M)")
     parser.add_argument("--data", type=Path, default=shared / "tofu", help="folder with TOFU's JSON-lines files")
-    parser.add_argument("--rows", type=int, default=64, help="rows of each data set")
+    parser.add_argument("--rows", type=int, default=32, help="rows of each data set")
     parser.add_argument("--steps", type=int, default=150, help="training steps beforehand, of 16 rows")
     parser.add_argument("--batch-size", type=int, default=32, help="of the straightforward evaluation")
-    parser.add_argument("--max-new-tokens", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-new-tokens", type=int, default=160, help="stories15M sees 256 tokens in all")
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

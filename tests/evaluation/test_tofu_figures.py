@@ -63,7 +63,7 @@ def naive(model: Any, each: Encoded) -> tuple[list[float], list[bool], list[floa
 
 @pytest.mark.parametrize("chunk", [1, 3 * VOCABULARY, 1 << 25])
 def test_statistics_of_a_ragged_batch(model: Any, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "CHUNK", chunk)
+    monkeypatch.setattr(answers, "CHUNK", {"cpu": chunk})
     for each, found in zip(SAMPLES, token_statistics(model, SAMPLES, PAD, full=True), strict=True):
         log_prob, hit, z = naive(model, each)
         np.testing.assert_allclose(found.log_prob, log_prob, atol=2e-6)

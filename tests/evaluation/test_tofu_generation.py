@@ -9,6 +9,7 @@ import torch
 
 from rosu_llm.data.chat_format import FORMATS, encode_chat
 from rosu_llm.demo.world import small_llama, word_tokenizer
+from rosu_llm.evaluation.tofu import generation
 from rosu_llm.evaluation.tofu.figures import rouge
 from rosu_llm.evaluation.tofu.generation import generate, text_of
 
@@ -42,7 +43,13 @@ def greedy(model: Any, prompt: list[int], end: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def test_answers_of_a_ragged_batch_are_those_of_single_prompts(model: Any, tokenizer: Any) -> None:
+@pytest.mark.parametrize(("tokens", "cache"), [(1, None), (5, None), (100, None), (5, "static")])
+def test_answers_of_a_ragged_batch_are_those_of_single_prompts(
+    model: Any, tokenizer: Any, tokens: int, cache: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rounds of some tokens, after which ended rows leave; also where a cache cannot be taken along."""
+    monkeypatch.setattr(generation, "ROUND", tokens)
+    monkeypatch.setattr(model.generation_config, "cache_implementation", cache)
     samples = [encode_chat(q, "she was born in Riga .", tokenizer, FORMATS["Llama-2-7b-hf"]) for q in QUESTIONS]
     assert len({len(sample.prompt_ids) for sample in samples}) > 1
     found = generate(model, tokenizer, samples, tokenizer.pad_token_id, NEW)

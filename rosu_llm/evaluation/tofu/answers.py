@@ -25,7 +25,9 @@ from ...data.chat_format import Encoded
 from ...errors import NonFiniteError
 from .packing import Packed, pack
 
-CHUNK = 1 << 25  # logits in float32 at once: 128 MB
+#: Logits in float32 at once: 128 MB, which fills a GPU; on a CPU what stays in its cache is three times as fast.
+CHUNK = {"cpu": 1 << 20}
+DEFAULT_CHUNK = 1 << 25
 MIN_VARIANCE = 1e-6  # OpenUnlearning's, for equal numbers
 LEAST = -1e4  # p is 0 long before; 0·∞ of a token that can never come would make the moments NaN
 
@@ -87,7 +89,7 @@ def may_share(model: Any, answers: Sequence[Encoded], pad: int) -> bool:
 
 def _reduce(logits: Tensor, targets: Tensor, full: bool) -> tuple[Numbers, NDArray[np.bool_], Numbers]:
     log_prob, hit, z = [], [], []
-    rows = max(1, CHUNK // logits.shape[-1])
+    rows = max(1, CHUNK.get(logits.device.type, DEFAULT_CHUNK) // logits.shape[-1])
     for piece, target in zip(logits.split(rows), targets.split(rows), strict=True):
         logs = torch.log_softmax(piece.float(), -1)
         chosen = logs.gather(-1, target.unsqueeze(-1)).squeeze(-1)

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...data.chat_format import Encoded
+
+ROUND = 8  # tokens
 
 
 @dataclass(frozen=True)
@@ -27,30 +30,65 @@ class Answered:
 
 @torch.inference_mode()
 def generate(model: Any, tokenizer: Any, batch: Sequence[Encoded], pad: int, max_new_tokens: int) -> list[Answered]:
-    """Greedy answers of one batch, padded on the left; it ends when every sequence has ended."""
+    """Greedy answers of one batch, padded on the left."""
     device = next(model.parameters()).device
     longest = max(len(sample.prompt_ids) for sample in batch)
     rows = [[*[pad] * (longest - len(sample.prompt_ids)), *sample.prompt_ids] for sample in batch]
     ids = torch.tensor(rows, device=device)
-    output = model.generate(
-        ids,
-        attention_mask=(ids != pad).long(),  # by the token, as for given answers
-        do_sample=False,
-        temperature=None,
-        top_p=None,
-        max_new_tokens=max_new_tokens,
-        use_cache=True,
-        pad_token_id=tokenizer.eos_token_id,
-    )
+    # padding by the token, as for given answers
+    generations = _greedy(model, ids, (ids != pad).long(), tokenizer.eos_token_id, max_new_tokens)
     end = tokenizer.decode([tokenizer.eos_token_id], clean_up_tokenization_spaces=False)
     answered = []
-    for sample, new in zip(batch, output[:, longest:].tolist(), strict=True):
+    for sample, new in zip(batch, generations, strict=True):
         asked, whole = text_of(tokenizer, sample.prompt_ids), text_of(tokenizer, sample.input_ids)
         generated = text_of(tokenizer, new)
         if end:
             generated = generated.split(end)[0]
         answered.append(Answered(asked, whole.replace(asked, "").strip(), generated.strip()))
     return answered
+
+
+def _greedy(model: Any, ids: Tensor, mask: Tensor, pad: int, max_new_tokens: int) -> list[list[int]]:
+    """The new tokens of each row.
+
+    A batch costs as much as its longest answer times its rows, and one answer that never ends would make all of them
+    long. So it runs in rounds of ``ROUND`` tokens, and rows that have ended leave it, cache and all, after each.
+    """
+    from transformers import DynamicCache
+
+    ends = model.generation_config.eos_token_id
+    ends = torch.tensor([] if ends is None else ends, device=ids.device).reshape(-1)
+    found: list[list[int]] = [[] for _ in ids]
+    left = list(range(len(ids)))
+    cache = None
+    for done in range(0, max_new_tokens, ROUND):
+        output = model.generate(
+            ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            max_new_tokens=min(ROUND, max_new_tokens - done),
+            return_dict_in_generate=True,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            use_cache=True,
+            pad_token_id=pad,
+        )
+        new = output.sequences[:, ids.shape[1] :]
+        for row, tokens in zip(left, new.tolist(), strict=True):
+            found[row] += tokens
+        going = (~torch.isin(new, ends).any(-1)).nonzero().flatten()
+        if not len(going):
+            break
+        left = [left[row] for row in going.tolist()]
+        ids = output.sequences[going]
+        mask = torch.cat([mask, torch.ones_like(new)], 1)[going]
+        cache = output.past_key_values
+        if isinstance(cache, DynamicCache):
+            cache.batch_select_indices(going)
+        else:  # of a fixed size, or of a kind of its own: the next round reads the prompt again
+            cache = None
+    return found
 
 
 def text_of(tokenizer: Any, ids: Sequence[int], *, clean: bool = True) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -51,10 +51,14 @@ class Passes:
             attacked = bool(missing & set(ATTACKS))
             samples |= {FORGET, HOLDOUT} if attacked else {FORGET}
             todo["forget_Q_A_Prob"] = partial(self._forget_answers, attacked)
-        for metric, which in PROBABILITIES.items():
-            if metric in missing and which != FORGET:
-                samples.add(which)
-                todo[metric] = partial(self._probability, metric, which)
+        for dataset in dict.fromkeys(GENERATED.values()):  # answers to the same questions go together
+            asked = {
+                name: which for name, which in PROBABILITIES.items() if which.dataset == dataset and name in missing
+            }
+            asked.pop("forget_Q_A_Prob", None)
+            if asked:
+                samples |= set(asked.values())
+                todo[f"{dataset}_Q_A_*Prob"] = partial(self._probabilities, dataset, asked)
         for metric, dataset in GENERATED.items():
             if metric in missing:
                 samples.add(Answers(dataset, "answer"))
@@ -87,12 +91,13 @@ class Passes:
                 context - longest,
             )
 
-    def _probability(self, metric: str, which: Answers) -> dict[str, Entry]:
-        return {metric: _probability_entry(self._score(which, metric))}
+    def _probabilities(self, dataset: str, asked: Mapping[str, Answers]) -> dict[str, Entry]:
+        scored = self._score(list(asked.values()), f"{dataset} probabilities")
+        return {metric: _probability_entry(each) for metric, each in zip(asked, scored, strict=True)}
 
     def _forget_answers(self, attacked: bool) -> dict[str, Entry]:
         """Probability, memorisation and, with the holdout set, the attacks."""
-        scored = self._score(FORGET, "forget answers", full=True)
+        (scored,) = self._score([FORGET], "forget answers", full=True)
         members = [answers[0] for answers in scored]
         strength = {at: {"score": figures.extraction_strength(tokens)} for at, tokens in enumerate(members)}
         exact = {at: {"score": figures.exact_memorization(tokens)} for at, tokens in enumerate(members)}
@@ -102,7 +107,8 @@ class Passes:
             "exact_memorization": entry(exact, "score"),
         }
         if attacked:
-            others = [answers[0] for answers in self._score(HOLDOUT, "holdout answers", full=True)]
+            (unknown,) = self._score([HOLDOUT], "holdout answers", full=True)
+            others = [answers[0] for answers in unknown]
             known, new = self._attack_scores(members, FORGET), self._attack_scores(others, HOLDOUT)
             entries |= {attack: attack_entry(known[attack], new[attack]) for attack in ATTACKS}
         return entries
@@ -119,9 +125,13 @@ class Passes:
             "mia_min_k_plus_plus": [figures.min_k_plus_plus(tokens) for tokens in statistics],
         }
 
-    def _score(self, which: Answers, title: str, *, full: bool = False) -> list[list[TokenStatistics]]:
-        """Statistics of every answer of every question; answers to one question share its prompt where they can."""
-        questions = self.encoder(which)
+    def _score(self, parts: Sequence[Answers], title: str, *, full: bool = False) -> list[list[list[TokenStatistics]]]:
+        """For each part, all of the same questions, the statistics of every answer of every question.
+
+        Answers to one question share its prompt where the model lets them.
+        """
+        asked = [self.encoder(which) for which in parts]
+        questions = [[sample for answers in same for sample in answers] for same in zip(*asked, strict=True)]
         several = next((answers for answers in questions if len(answers) > 1), None)
         if several and self._shares is None:
             self._shares = from_first(lambda: may_share(self.model, several, self.pad))
@@ -134,8 +144,12 @@ class Passes:
             return [[next(found) for _ in rows[at]] for at in batch]
 
         scored = share(self._plan([packed_length(row) for row in rows]), work, title)
-        flat = iter([tokens for row in scored for tokens in row])
-        return [[next(flat) for _ in answers] for answers in questions]
+        flat = (tokens for row in scored for tokens in row)
+        by_question = [iter([next(flat) for _ in answers]) for answers in questions]
+        return [
+            [[next(tokens) for _ in answers] for tokens, answers in zip(by_question, part, strict=True)]
+            for part in asked
+        ]
 
     def _rouge(self, metric: str, dataset: str) -> dict[str, Entry]:
         from rouge_score.rouge_scorer import RougeScorer
