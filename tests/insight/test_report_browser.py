@@ -59,6 +59,11 @@ def open_page(browser: Any, page: Path, size: str, scheme: str, media: str = "sc
     browser.get_log("performance")  # forget what other pages asked for
     browser.get_log("browser")
     browser.get(page.as_uri())
+    # A reload of the same file may return while the old page is going: wait for the new one, to its last picture.
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    loaded = "return document.readyState === 'complete' && [...document.images].every(i => i.complete)"
+    WebDriverWait(browser, 30).until(lambda driver: driver.execute_script(loaded))
 
 
 def requests(browser: Any) -> list[str]:
