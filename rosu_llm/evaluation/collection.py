@@ -50,10 +50,11 @@ def find_reference(path: Path, split: str | None) -> Path:
 
 
 def check_comparable(results: Sequence[Result]) -> None:
-    """Raise unless all are of one split, one model family and one number of forget questions, as far as known."""
+    """Raise unless all are of one split, one model and one number of forget questions, as far as known."""
     for what, values in (
         ("forget split", [result.split for result in results]),
         ("model", [result.model for result in results]),
+        ("architecture", [result.architecture for result in results]),
         ("number of forget questions", [result.questions for result in results]),
     ):
         seen: dict[object, list[Result]] = {}

@@ -101,6 +101,12 @@ class Result:
         return recorded or (named["model"] if named else None)
 
     @property
+    def architecture(self) -> str | None:
+        """Kind and size of the model, where our evaluation recorded them."""
+        recorded = self.sidecar.get("architecture")
+        return str(recorded) if recorded else None
+
+    @property
     def trainer(self) -> str | None:
         """The trainer's configuration, as recorded."""
         chosen = self.training.choice("trainer") or self.training.get("trainer.handler")

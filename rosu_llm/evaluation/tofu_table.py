@@ -128,9 +128,11 @@ def _why(run: Summarised, column: str) -> str:
 
 def _notes(results: Sequence[Result], transform: str, relative: bool, with_fluency: bool) -> list[str]:
     split = next((result.split for result in results if result.split), "of unknown split")
-    model = next((result.model for result in results if result.model), "unknown model")
+    models = [result.model for result in results] + [result.architecture for result in results]
+    model = next((model for model in models if model), "unknown model")
     notes = [f"TOFU {split}, {model}; higher is better."]
-    unsure = [str(result.path) for result in results if result.split is None or result.model is None]
+    alike = all(result.architecture for result in results)  # then they were compared by that
+    unsure = [str(x.path) for x in results if x.split is None or (x.model is None and not alike)]
     if unsure:
         notes.append(f"Split or model is not recorded, so not checked, in: {', '.join(unsure)}.")
     notes.append(

@@ -13,6 +13,7 @@ from rosu_llm.errors import DataError
 from rosu_llm.evaluation.collection import check_comparable, find_reference, find_results, unique_labels
 from rosu_llm.evaluation.provenance import read_job, read_record
 from rosu_llm.evaluation.results import read_result
+from rosu_llm.evaluation.tofu_table import tofu_table
 from tests.evaluation.saves import FIGURES, make_run, write_eval, write_hydra, write_summary
 
 MODEL = "Llama-3.2-1B-Instruct"
@@ -179,6 +180,32 @@ def test_splits_models_and_sizes_must_not_be_mixed(tmp_path: Path) -> None:
 def test_unknown_identities_do_not_clash_with_known_ones(tmp_path: Path) -> None:
     unnamed = write_eval(tmp_path / "mine", FIGURES)
     check_comparable([read_result(unnamed), *map(read_result, find_results(make_run(tmp_path, 0.2, FIGURES)))])
+
+
+def test_models_without_a_name_are_told_apart_by_kind_and_size(tmp_path: Path) -> None:
+    """A chat format of one's own gives no name of OpenUnlearning's; what was measured is known all the same."""
+
+    def result(name: str, architecture: str | None) -> Any:
+        path = write_eval(tmp_path / name, FIGURES)
+        record = {
+            "schema": "rosu/tofu-eval/1",
+            "architecture": architecture,
+            "conditions": {"forget_split": "forget01"},
+        }
+        path.with_name("rosu_eval.json").write_text(json.dumps(record))
+        return read_result(path)
+
+    small, other, large = (result(name, f"llama with {n} parameters") for name, n in (("a", 5), ("b", 5), ("c", 7)))
+    check_comparable([small, other])
+    notes = tofu_table([small, other]).table.notes
+    assert notes[0].startswith("TOFU forget01, llama with 5 parameters;")
+    assert not any("not checked" in note for note in notes)
+    with pytest.raises(DataError, match=r"architecture is llama with 5 parameters in .*but llama with 7 parameters in"):
+        check_comparable([small, other, large])
+    older = result("d", None)
+    assert any(
+        f"not checked, in: {small.path}, {older.path}" in note for note in tofu_table([small, older]).table.notes
+    )
 
 
 def test_labels_are_unique(tmp_path: Path) -> None:

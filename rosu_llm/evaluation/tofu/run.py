@@ -89,6 +89,7 @@ def evaluate_tofu(
         about = {
             "name": name,
             "family": _family(settings.chat_format, name),
+            "architecture": _architecture(model),
             **({"retain": str(retain)} if isinstance(retain, Path) else {}),
             "device": model.device.type,
             "attn_implementation": getattr(model.config, "_attn_implementation", None),
@@ -121,6 +122,12 @@ def _family(chat_format: str | None, name: str) -> str | None:
     if chat_format in FORMATS:
         return chat_format
     return next((known for known in FORMATS if known.lower() in name.lower()), None)
+
+
+def _architecture(model: Any) -> str:
+    """What a table can say of a model that has no name of OpenUnlearning's."""
+    parameters = sum(p.numel() for p in model.parameters())
+    return f"{getattr(model.config, 'model_type', type(model).__name__)} with {parameters:,} parameters"
 
 
 @contextmanager

@@ -57,7 +57,8 @@ def tofu_tasks(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run in runs:
         if run.tofu is not None:
             asked = f", {run.tofu.questions} questions" if run.tofu.questions else ""
-            name = f"{run.tofu.split or 'of unknown split'}, {run.tofu.model or 'model not recorded'}{asked}"
+            model = run.tofu.model or run.tofu.architecture or "model not recorded"
+            name = f"{run.tofu.split or 'of unknown split'}, {model}{asked}"
             groups.setdefault(name, []).append(run)
     return groups
 
