@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rosu_llm.evaluation.results import SIDECAR, read_result
 from rosu_llm.evaluation.tofu import passes
 from rosu_llm.evaluation.tofu.metrics import METRICS
 from rosu_llm.evaluation.tofu.run import TofuSettings, evaluate_tofu
+from rosu_llm.evaluation.tofu.sharing import Finished, Job
 from rosu_llm.evaluation.tofu.smoke import write_toy_data
 from rosu_llm.evaluation.tofu_summary import FLUENCY, INPUTS
 
@@ -121,13 +122,20 @@ def test_batches_do_not_change_the_numbers(done: tuple[World, Path, dict[str, fl
 def test_a_killed_run_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in its fourth pass it keeps three, does the others only, and ends with the same file."""
     whole = world.evaluate(tmp_path / "whole")
-    real, calls = passes.share, []
+    real, titles = passes.share, dict[str, None]()
 
-    def killed(batches: Any, work: Any, title: str) -> Any:
-        calls.append(title)
-        if len(calls) == 5:  # the first pass scores two data sets
-            raise KeyboardInterrupt
-        return real(batches, work, title)
+    def killed(jobs: Sequence[Job], finished: Finished) -> None:
+        def watched(job: Job) -> Job:
+            def work(batch: Sequence[int]) -> Sequence[Any]:
+                titles[job.title] = None
+                if len(titles) == 5 and not (tmp_path / "killed").exists():  # the first pass scores two data sets
+                    (tmp_path / "killed").touch()
+                    raise KeyboardInterrupt
+                return job.work(batch)
+
+            return replace(job, work=work)
+
+        real([watched(job) for job in jobs], finished)
 
     monkeypatch.setattr(passes, "share", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -147,8 +155,10 @@ def test_a_killed_run_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.
         "retain_Q_A_PERT_Prob",
     }
     assert "mia_zlib" in read(tmp_path / "evals" / "TOFU_SUMMARY.json")
+    before = list(titles)
+    titles.clear()
     assert world.evaluate(tmp_path / "evals") == whole
-    assert len(calls) == 5 + 6
+    assert len(before) == 5 and len(titles) == 6 and set(before) & set(titles) == {before[-1]}
     assert read(tmp_path / "evals" / "TOFU_EVAL.json") == read(tmp_path / "whole" / "TOFU_EVAL.json")
     seconds = read(tmp_path / "evals" / SIDECAR)["seconds"]
     assert len(seconds) == 9

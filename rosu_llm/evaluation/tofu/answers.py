@@ -48,6 +48,15 @@ class TokenStatistics:
     hit: NDArray[np.bool_]
     z: Numbers
 
+    def plain(self) -> list[list[float]]:
+        """As lists, with every bit."""
+        return [self.log_prob.tolist(), self.hit.tolist(), self.z.tolist()]
+
+    @classmethod
+    def from_plain(cls, lists: Sequence[Sequence[float]]) -> TokenStatistics:
+        log_prob, hit, z = lists
+        return cls(np.array(log_prob, np.float64), np.array(hit, np.bool_), np.array(z, np.float64))
+
 
 @torch.inference_mode()
 def token_statistics(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -16,14 +15,31 @@ from .answers import TokenStatistics, may_share, token_statistics
 from .generation import generate, text_of
 from .metrics import ATTACKS, GENERATED, MEMORISED, PROBABILITIES, Answers, Entry, attack_entry, entry
 from .packing import packed_length
-from .processes import from_first, plan, share
+from .processes import from_first
 from .questions import Encoder
 from .settings import TofuSettings
+from .sharing import Job, plan, share
 from .store import Store
 
 logger = logging.getLogger(__name__)
 
 FORGET, HOLDOUT = PROBABILITIES["forget_Q_A_Prob"], Answers("holdout", "answer")
+
+#: For each of several sets of answers: the statistics of every answer of every question.
+Scores = list[list[list[TokenStatistics]]]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What is measured together.
+
+    Attributes:
+        jobs: what has to be done for it.
+        make: the metrics, of the jobs' results.
+    """
+
+    jobs: tuple[Job, ...]
+    make: Callable[..., dict[str, Entry]]
 
 
 class Passes:
@@ -45,7 +61,7 @@ class Passes:
     def run(self, metrics: set[str]) -> None:
         """Every pass that one of the metrics still needs; all samples are encoded, so checked, before the first."""
         missing = metrics - self.store.entries.keys()
-        todo: dict[str, Callable[[], dict[str, Entry]]] = {}
+        todo: dict[str, Callable[[], Pass]] = {}
         samples: set[Answers] = set()
         if missing & {"forget_Q_A_Prob", *MEMORISED, *ATTACKS}:
             attacked = bool(missing & set(ATTACKS))
@@ -63,18 +79,35 @@ class Passes:
             if metric in missing:
                 samples.add(Answers(dataset, "answer"))
                 todo[metric] = partial(self._rouge, metric, dataset)
-        if FLUENCY in missing:
-            todo[FLUENCY] = self._fluency
         for which in sorted(samples):
             self.encoder(which)
         self._check_room(missing)
-        for at, (name, work) in enumerate(todo.items(), 1):
-            start = time.perf_counter()
-            entries = work()
-            seconds = time.perf_counter() - start
-            self.store.entries.update(entries)
-            from_first(partial(self.store.put, entries, name, seconds))
-            logger.info("%d of %d passes: %s, %.1f s", at, len(todo), ", ".join(entries), seconds)
+        self._share({name: prepare() for name, prepare in todo.items()})
+        if FLUENCY in missing:  # it judges the generated answers
+            self._share({FLUENCY: self._fluency()})
+
+    def _share(self, passes: Mapping[str, Pass]) -> None:
+        """Run them on all processes; each is on disk as soon as it is whole."""
+        owners = [(name, place) for name, each in passes.items() for place in range(len(each.jobs))]
+        found: dict[str, dict[int, list[Any]]] = {name: {} for name in passes}
+        seconds = dict.fromkeys(passes, 0.0)
+        done: dict[str, Entry] = {}
+
+        def finished(number: int, values: list[Any], took: float) -> None:
+            name, place = owners[number]
+            found[name][place] = values
+            seconds[name] += took
+            if len(found[name]) == len(passes[name].jobs):
+                results = found.pop(name)
+                entries = passes[name].make(*(results[place] for place in sorted(results)))
+                self.store.put(entries, name, seconds[name])
+                done.update(entries)
+                number = len(passes) - len(found)
+                logger.info("%d of %d passes: %s, %.1f s", number, len(passes), ", ".join(entries), seconds[name])
+
+        if passes:
+            share([job for each in passes.values() for job in each.jobs], finished)
+            self.store.entries.update(from_first(lambda: done))
 
     def _check_room(self, metrics: set[str]) -> None:
         """Warn of answers that may run past the model's context: rotary positions go on, others fail there."""
@@ -91,27 +124,39 @@ class Passes:
                 context - longest,
             )
 
-    def _probabilities(self, dataset: str, asked: Mapping[str, Answers]) -> dict[str, Entry]:
-        scored = self._score(list(asked.values()), f"{dataset} probabilities")
-        return {metric: _probability_entry(each) for metric, each in zip(asked, scored, strict=True)}
+    def _probabilities(self, dataset: str, asked: Mapping[str, Answers]) -> Pass:
+        job, arrange = self._scoring(list(asked.values()), f"{dataset} probabilities")
 
-    def _forget_answers(self, attacked: bool) -> dict[str, Entry]:
+        def make(values: list[Any]) -> dict[str, Entry]:
+            return {metric: _probability_entry(each) for metric, each in zip(asked, arrange(values), strict=True)}
+
+        return Pass((job,), make)
+
+    def _forget_answers(self, attacked: bool) -> Pass:
         """Probability, memorisation and, with the holdout set, the attacks."""
-        (scored,) = self._score([FORGET], "forget answers", full=True)
-        members = [answers[0] for answers in scored]
-        strength = {at: {"score": figures.extraction_strength(tokens)} for at, tokens in enumerate(members)}
-        exact = {at: {"score": figures.exact_memorization(tokens)} for at, tokens in enumerate(members)}
-        entries = {
-            "forget_Q_A_Prob": _probability_entry(scored),
-            "extraction_strength": entry(strength, "score"),
-            "exact_memorization": entry(exact, "score"),
-        }
-        if attacked:
-            (unknown,) = self._score([HOLDOUT], "holdout answers", full=True)
-            others = [answers[0] for answers in unknown]
-            known, new = self._attack_scores(members, FORGET), self._attack_scores(others, HOLDOUT)
-            entries |= {attack: attack_entry(known[attack], new[attack]) for attack in ATTACKS}
-        return entries
+        known, arrange = self._scoring([FORGET], "forget answers", full=True)
+
+        def make(values: list[Any], *others: list[Any]) -> dict[str, Entry]:
+            (scored,) = arrange(values)
+            members = [answers[0] for answers in scored]
+            strength = {at: {"score": figures.extraction_strength(tokens)} for at, tokens in enumerate(members)}
+            exact = {at: {"score": figures.exact_memorization(tokens)} for at, tokens in enumerate(members)}
+            entries = {
+                "forget_Q_A_Prob": _probability_entry(scored),
+                "extraction_strength": entry(strength, "score"),
+                "exact_memorization": entry(exact, "score"),
+            }
+            for unseen in others:
+                (scored,) = arrange_unseen(unseen)
+                inside = self._attack_scores(members, FORGET)
+                outside = self._attack_scores([answers[0] for answers in scored], HOLDOUT)
+                entries |= {attack: attack_entry(inside[attack], outside[attack]) for attack in ATTACKS}
+            return entries
+
+        if not attacked:
+            return Pass((known,), make)
+        unknown, arrange_unseen = self._scoring([HOLDOUT], "holdout answers", full=True)
+        return Pass((known, unknown), make)
 
     def _attack_scores(self, statistics: Sequence[TokenStatistics], which: Answers) -> dict[str, list[float]]:
         losses = [figures.average_loss(tokens) for tokens in statistics]
@@ -125,8 +170,10 @@ class Passes:
             "mia_min_k_plus_plus": [figures.min_k_plus_plus(tokens) for tokens in statistics],
         }
 
-    def _score(self, parts: Sequence[Answers], title: str, *, full: bool = False) -> list[list[list[TokenStatistics]]]:
-        """For each part, all of the same questions, the statistics of every answer of every question.
+    def _scoring(
+        self, parts: Sequence[Answers], title: str, *, full: bool = False
+    ) -> tuple[Job, Callable[[list[Any]], Scores]]:
+        """The job that scores the answers of the parts, all to the same questions, and what sorts its results by part.
 
         Answers to one question share its prompt where the model lets them.
         """
@@ -138,20 +185,22 @@ class Passes:
         shares = bool(several and self._shares)
         rows = questions if shares else [[sample] for answers in questions for sample in answers]
 
-        def work(batch: Sequence[int]) -> list[list[TokenStatistics]]:
+        def work(batch: Sequence[int]) -> list[Any]:
             samples = [sample for at in batch for sample in rows[at]]
             found = iter(token_statistics(self.model, samples, self.pad, full=full, share=shares))
-            return [[next(found) for _ in rows[at]] for at in batch]
+            return [[next(found).plain() for _ in rows[at]] for at in batch]
 
-        scored = share(self._plan([packed_length(row) for row in rows]), work, title)
-        flat = (tokens for row in scored for tokens in row)
-        by_question = [iter([next(flat) for _ in answers]) for answers in questions]
-        return [
-            [[next(tokens) for _ in answers] for tokens, answers in zip(by_question, part, strict=True)]
-            for part in asked
-        ]
+        def arrange(scored: list[Any]) -> Scores:
+            flat = (TokenStatistics.from_plain(tokens) for row in scored for tokens in row)
+            by_question = [iter([next(flat) for _ in answers]) for answers in questions]
+            return [
+                [[next(tokens) for _ in answers] for tokens, answers in zip(by_question, part, strict=True)]
+                for part in asked
+            ]
 
-    def _rouge(self, metric: str, dataset: str) -> dict[str, Entry]:
+        return Job(title, self._plan([packed_length(row) for row in rows]), work), arrange
+
+    def _rouge(self, metric: str, dataset: str) -> Pass:
         from rouge_score.rouge_scorer import RougeScorer
 
         logging.getLogger("absl").setLevel(logging.WARNING)  # the scorer tells everyone which tokenizer it uses
@@ -166,9 +215,11 @@ class Passes:
         # a batch runs until its last sequence has ended, so sequences that should end together share one
         expected = [(len(sample.input_ids) - len(sample.prompt_ids), len(sample.prompt_ids)) for sample in samples]
         batches = self._plan([len(sample.prompt_ids) + new for sample in samples], expected)
-        return {metric: entry(dict(enumerate(share(batches, work, metric))), "rougeL_recall")}
+        return Pass(
+            (Job(metric, batches, work),), lambda values: {metric: entry(dict(enumerate(values)), "rougeL_recall")}
+        )
 
-    def _fluency(self) -> dict[str, Entry]:
+    def _fluency(self) -> Pass:
         name = str(self.settings.fluency_model)
         classify = fluency.Classifier(name, next(self.model.parameters()).device)
         generated = self.store.entries["forget_Q_A_ROUGE"]["value_by_index"].values()
@@ -177,12 +228,14 @@ class Passes:
         def work(batch: Sequence[int]) -> list[float]:
             return classify([texts[at] for at in batch])
 
+        def make(scores: list[Any]) -> dict[str, Entry]:
+            scored = enumerate(zip(scores, texts, strict=True))
+            return {FLUENCY: entry({at: {"score": score, "generation": text} for at, (score, text) in scored}, "score")}
+
         size = fluency.BATCH_SIZE
         batches = [list(range(at, min(at + size, len(texts)))) for at in range(0, len(texts), size)]
-        scores = enumerate(zip(share(batches, work, FLUENCY), texts, strict=True))
-        by_index = {at: {"score": score, "generation": text} for at, (score, text) in scores}
         self.store.record["fluency_model"] = name
-        return {FLUENCY: entry(by_index, "score")}
+        return Pass((Job(FLUENCY, batches, work),), make)
 
     def _plan(self, lengths: Sequence[int], order: Sequence[Any] = ()) -> list[list[int]]:
         settings = self.settings

@@ -1,13 +1,10 @@
-"""Work shared among processes: whole batches are dealt out, small results come back to everyone.
-
-A number may depend, in its last bits, on which samples share a batch. So the batches are planned once for all
-samples, whatever the number of processes, and each is computed by exactly one of them: the result is the same to the
-last bit. Without ``torch.distributed`` everything here is the identity.
-"""
+"""Processes that work on the same things: who they are, what the first decides for all, and a desk with their tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
+from itertools import count
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -22,52 +19,6 @@ def world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
-
-
-def plan(lengths: Sequence[int], *, batch_size: int, batch_tokens: int, order: Sequence[Any] = ()) -> list[list[int]]:
-    """Batches of sample numbers, longest first, each of at most ``batch_size`` samples and ``batch_tokens`` tokens.
-
-    Tokens are counted with padding; a sample that is longer than the budget gets a batch of its own. ``order``
-    replaces the length as what samples are sorted by.
-    """
-    keys = order or lengths
-    batches: list[list[int]] = []
-    widest = 0
-    for at in sorted(range(len(lengths)), key=lambda at: keys[at], reverse=True):
-        grown = max(widest, lengths[at])
-        if batches and len(batches[-1]) < batch_size and grown * (len(batches[-1]) + 1) <= batch_tokens:
-            batches[-1].append(at)
-            widest = grown
-        else:
-            batches.append([at])
-            widest = lengths[at]
-    return batches
-
-
-def share(batches: Sequence[Sequence[int]], work: Callable[[Sequence[int]], Sequence[T]], title: str) -> list[T]:
-    """``work`` on every batch, each on one process; all results, by sample number, on all processes.
-
-    An error of the package on one process is raised on all, so that none waits for one that gave up.
-    """
-    from tqdm import tqdm
-
-    rank, size = world()
-    found: dict[int, T] = {}
-    failed: RosuError | None = None
-    try:
-        for batch in tqdm(batches[rank::size], desc=title, unit="batch", disable=rank > 0, leave=False):
-            found.update(zip(batch, work(batch), strict=True))
-    except RosuError as error:
-        failed = error
-    parts: list[Any] = [(found, failed)]
-    if size > 1:
-        parts = [None] * size
-        dist.all_gather_object(parts, (found, failed))
-    for _, reason in parts:
-        if reason is not None:
-            raise reason
-    merged: dict[int, T] = {at: value for part, _ in parts for at, value in part.items()}
-    return [merged[at] for at in range(len(merged))]
 
 
 def from_first(action: Callable[[], T]) -> T:
@@ -86,3 +37,77 @@ def from_first(action: Callable[[], T]) -> T:
         raise outcome[1]
     result: T = outcome[0]
     return result
+
+
+def first_error(mine: RosuError | None) -> RosuError | None:
+    """Of what the processes met, the same on all of them, so that none waits for one that gave up."""
+    _, size = world()
+    reasons = [mine] * size
+    if size > 1:
+        dist.all_gather_object(reasons, mine)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+class Desk:
+    """Task numbers 0, 1, 2, … for whoever asks next, and a tray for what becomes of them; here for one process."""
+
+    stopped = False
+
+    def __init__(self) -> None:
+        self._numbers, self._tray = count(), list[Any]()
+
+    def claim(self) -> int:
+        """The number of a task that nobody has had."""
+        return next(self._numbers)
+
+    def hand_in(self, result: Any) -> None:
+        """Leave a result, something JSON can hold, for the first process."""
+        self._tray.append(result)
+
+    def collect(self) -> list[Any]:
+        """What was handed in since the last time; for the first process only."""
+        found, self._tray = self._tray, []
+        return found
+
+    def stop(self) -> None:
+        """Let no process claim another task."""
+
+
+class SharedDesk(Desk):
+    """The same for several processes, none of which waits for another.
+
+    It lives in the key-value store at which torch.distributed's processes met. Results travel as JSON, which keeps
+    every bit of a number.
+    """
+
+    _opened = count()  # every process opens the same desks in the same order
+
+    def __init__(self) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+        self._store = PrefixStore(f"rosu_llm/desk{next(self._opened)}", _get_default_store())
+        self._rank, size = world()
+        self._handed_in, self._collected = 0, [0] * size
+
+    @property
+    def stopped(self) -> bool:  # type: ignore[override]
+        return bool(self._store.check(["stopped"]))
+
+    def claim(self) -> int:
+        return int(self._store.add("claimed", 1)) - 1
+
+    def hand_in(self, result: Any) -> None:
+        self._store.set(f"{self._rank}/{self._handed_in}", json.dumps(result))
+        self._handed_in += 1
+
+    def collect(self) -> list[Any]:
+        found = []
+        for rank in range(len(self._collected)):
+            while self._store.check([key := f"{rank}/{self._collected[rank]}"]):
+                found.append(json.loads(self._store.get(key)))
+                self._store.delete_key(key)
+                self._collected[rank] += 1
+        return found
+
+    def stop(self) -> None:
+        self._store.set("stopped", "1")
