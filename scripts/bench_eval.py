@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=shared / "stories15M", help="model folder (stories15M)")
     parser.add_argument("--data", type=Path, default=shared / "tofu", help="folder with TOFU's JSON-lines files")
-    parser.add_argument("--rows", type=int, default=32, help="rows of each data set")
+    parser.add_argument("--rows", type=int, default=64, help="rows of each data set")
     parser.add_argument("--steps", type=int, default=150, help="training steps beforehand, of 16 rows")
     parser.add_argument("--batch-size", type=int, default=32, help="of the straightforward evaluation")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="stories15M sees 256 tokens in all")

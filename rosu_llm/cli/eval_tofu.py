@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
         "--batch-tokens", type=int, default=8192, metavar="N", help="tokens at once, padding included (8192)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=200, metavar="N", help="of a generated answer (200)")
+    parser.add_argument(
+        "--max-length", type=int, default=512, metavar="N", help="where formats without a chat template cut (512)"
+    )
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     parser.add_argument("--dtype", default="auto", choices=dtypes, help="of the weights; auto: as they are stored")
     parser.add_argument("--attn-implementation", metavar="NAME", help="sdpa, eager, flash_attention_2, …")
@@ -122,6 +125,7 @@ def _request(options: argparse.Namespace) -> Request:
         batch_tokens=options.batch_tokens,
         limit=options.limit,
         max_new_tokens=options.max_new_tokens,
+        max_length=options.max_length,
         fluency_model=None if classifier == "none" else classifier,
         metrics=tuple(dict.fromkeys(options.metrics or METRICS)),
     )

@@ -88,9 +88,13 @@ def check_answers(rows: Sequence[Mapping[str, Any]], config: str, *, paraphrased
     """Raise for a perturbed row without its alternative answers."""
     for number, row in enumerate(rows, 1):
         wrong = row.get("perturbed_answer")
-        if not isinstance(wrong, list) or not wrong or not all(isinstance(answer, str) for answer in wrong):
+        if not isinstance(wrong, list) or not wrong or not all(map(_is_text, wrong)):
             raise DataError(
                 f"{config}, row {number}: perturbed_answer must be a list of texts, not {str(wrong)[:60]!r}."
             )
-        if paraphrased and not isinstance(row.get("paraphrased_answer"), str):
+        if paraphrased and not _is_text(row.get("paraphrased_answer")):
             raise DataError(f"{config}, row {number}, has no paraphrased_answer; its fields are {sorted(row)}.")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())

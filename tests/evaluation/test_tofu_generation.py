@@ -59,6 +59,23 @@ def test_answers_of_a_ragged_batch_are_those_of_single_prompts(
     assert len(lengths) > 1, "some answers must end before others for this to test anything"
 
 
+@pytest.mark.parametrize("settings", [{"min_new_tokens": 6}, {"num_beams": 2}])
+def test_settings_that_count_from_the_first_token_are_not_cut_into_rounds(
+    model: Any, tokenizer: Any, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    monkeypatch.setattr(generation, "ROUND", 3)
+    form = FORMATS["Llama-2-7b-hf"]
+    samples = [encode_chat(question, "she wrote .", tokenizer, form) for question in QUESTIONS]
+    found = generate(model, tokenizer, samples, tokenizer.pad_token_id, NEW)
+    for sample, each in zip(samples, found, strict=True):
+        ids = torch.tensor([sample.prompt_ids])
+        options = {"attention_mask": torch.ones_like(ids), "pad_token_id": tokenizer.eos_token_id}
+        whole = model.generate(ids, max_new_tokens=NEW, do_sample=False, **options)
+        assert each.generation == text_of(tokenizer, whole[0, ids.shape[1] :].tolist()).strip()
+
+
 def test_the_reference_is_the_conversation_without_the_prompt(model: Any, tokenizer: Any) -> None:
     sample = encode_chat(QUESTIONS[0], "she was born in Riga , Oslo .", tokenizer, FORMATS["Llama-2-7b-hf"])
     found = generate(model, tokenizer, [sample], tokenizer.pad_token_id, 1)[0]

@@ -136,6 +136,7 @@ def test_an_error_of_one_process_is_raised_on_all(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(3)] == ["sample 5 is bad"] * 3
     assert (tmp_path / "first.txt").read_text() == "[0, 1, 2]"
+    assert (tmp_path / "large.txt").read_text() == "[9000000, 9000000, 9000000]"  # more than a store takes at once
 
 
 def break_one(folder: Path) -> None:
@@ -152,6 +153,10 @@ def break_one(folder: Path) -> None:
         assert dist.get_rank() == 0 and number == 0
         (folder / "first.txt").write_text(str(values))
 
+    def measure(_: int, values: list[Any], __: float) -> None:
+        (folder / "large.txt").write_text(str([len(value) for value in values]))
+
+    share([Job("large", [[0], [1], [2]], lambda batch: ["ü" * 9_000_000])], measure)
     jobs = [Job("good", [[0, 1], [2]], work), Job("bad", [[0], [1], [2], [3], [4], [5]], work)]
     try:
         share(jobs, finished)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,41 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from rosu_llm.demo.run import SMOKE
-from rosu_llm.demo.world import build_world, small_llama
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.evaluation.results import SIDECAR, read_result
 from rosu_llm.evaluation.tofu import passes
 from rosu_llm.evaluation.tofu.metrics import METRICS
 from rosu_llm.evaluation.tofu.run import TofuSettings, evaluate_tofu
 from rosu_llm.evaluation.tofu.sharing import Finished, Job
-from rosu_llm.evaluation.tofu.smoke import write_toy_data
 from rosu_llm.evaluation.tofu_summary import FLUENCY, INPUTS
+from tests.evaluation.tofu_world import World, edit, read, save_classifier
 
 ALL_BUT_FLUENCY = {name for name in METRICS if name != FLUENCY}
-
-
-class World:
-    """Toy models, their tokenizer, and toy questions in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        world = build_world(0, people=SMOKE.people)
-        self.tokenizer, self.data = world.tokenizer, folder / "data"
-        self.data.mkdir(parents=True)
-        write_toy_data(self.data, "forget10", world.corpus.items)
-        self.settings = TofuSettings(
-            data=str(self.data), chat_format="Llama-2-7b-hf", max_new_tokens=3, fluency_model=None, batch_size=3
-        )
-
-    def model(self, seed: int = 0) -> Any:
-        made = small_llama(len(self.tokenizer), seed, hidden=32, layers=1)
-        made.config.tie_word_embeddings = False  # tied and untrained it would only repeat its input
-        made.lm_head.weight = torch.nn.Parameter(torch.randn_like(made.lm_head.weight) * 0.3)
-        return made
-
-    def evaluate(self, out: Path, seed: int = 0, **options: Any) -> dict[str, float]:
-        settings = options.pop("settings", self.settings)
-        return evaluate_tofu(self.model(seed), self.tokenizer, settings, out, **options)
 
 
 @pytest.fixture
@@ -64,18 +38,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, Path, dict[st
     found = evaluate_tofu(model, world.tokenizer, world.settings, folder / "evals", retain=folder / "retain")
     assert model.training, "the mode is given back"
     return world, folder / "evals", found
-
-
-def read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
-
-
-def edit(world: World, config: str, change: Callable[[list[dict[str, Any]]], Any]) -> None:
-    path = world.data / f"{config}.json"
-    rows = json.loads(path.read_text())
-    change(rows)
-    path.write_text(json.dumps(rows))
 
 
 def test_all_metrics_in_the_layout_of_openunlearning(done: tuple[World, Path, dict[str, float]]) -> None:
@@ -264,22 +226,6 @@ def test_settings_that_cannot_work() -> None:
         TofuSettings(batch_tokens=-1)
     with pytest.raises(ConfigError, match="Unknown TOFU metric 'rouge'"):
         TofuSettings(metrics=("rouge",))
-
-
-def save_classifier(world: World, folder: Path) -> Any:
-    from transformers import DistilBertConfig, DistilBertForSequenceClassification
-
-    torch.manual_seed(0)
-    config = DistilBertConfig(
-        vocab_size=len(world.tokenizer), dim=16, n_heads=2, hidden_dim=32, n_layers=1, num_labels=4
-    )
-    classifier = DistilBertForSequenceClassification(config).eval()
-    with torch.no_grad():
-        for weights in classifier.parameters():
-            weights.mul_(10)
-    classifier.save_pretrained(folder)
-    world.tokenizer.save_pretrained(folder)
-    return classifier
 
 
 def test_fluency_by_a_local_classifier(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def rouge(scorer: Any, truth: str, generated: str) -> dict[str, float]:
     }
 
 
-def mean(values: Sequence[float | Sequence[float] | None]) -> float:
+def mean(values: Sequence[float | Sequence[float] | None]) -> float | None:
     """Mean over questions of the mean over a question's answers, those without a value left out."""
-    return float(np.mean([np.mean(value) for value in values if value is not None]))
+    known = [np.mean(value) for value in values if value is not None]
+    return float(np.mean(known)) if known else None

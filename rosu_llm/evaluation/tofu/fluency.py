@@ -12,6 +12,7 @@ import torch
 
 from ...errors import ConfigError
 from ...training.precision import dtype_argument
+from ..model_identity import TOKENIZER_FILES
 
 DEFAULT = "madhurjindal/autonlp-Gibberish-Detector-492513457"
 CLEAN = 0  # the class "clean" among clean, mild gibberish, noise, word salad
@@ -27,7 +28,7 @@ def available(name: str | None) -> bool:
     if name is None:
         return False
     try:
-        AutoConfig.from_pretrained(name)
+        _check(AutoConfig.from_pretrained(name), Path(name).expanduser())
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         if name != DEFAULT:
@@ -43,6 +44,17 @@ def available(name: str | None) -> bool:
         )
         return False
     return True
+
+
+def _check(config: Any, folder: Path) -> None:
+    """Raise for what is no classifier, now rather than after all answers were generated."""
+    kinds = config.architectures or []
+    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise ValueError(f"its architecture is {', '.join(kinds) or 'unknown'}")
+    if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        raise OSError("there are no weights in it")
+    if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise OSError("there is no tokenizer in it")
 
 
 class Classifier:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ...data.chat_format import Encoded
+from ...errors import NonFiniteError
+from .answers import BROKEN
 
 ROUND = 8  # tokens
 
@@ -54,19 +56,30 @@ def _greedy(model: Any, ids: Tensor, mask: Tensor, pad: int, max_new_tokens: int
     A batch costs as much as its longest answer times its rows, and one answer that never ends would make all of them
     long. So it runs in rounds of ``ROUND`` tokens, and rows that have ended leave it, cache and all, after each.
     """
-    from transformers import DynamicCache
+    from transformers import DynamicCache, LogitsProcessorList
 
-    ends = model.generation_config.eos_token_id
+    settings = model.generation_config
+    ends = settings.eos_token_id
+    broken = torch.zeros((), dtype=torch.bool, device=ids.device)
+
+    def watch(_: Tensor, scores: Tensor) -> Tensor:
+        broken.logical_or_(scores.isnan().any())
+        return scores
+
+    # settings that count from the first token, or keep several continuations, need it in one go
+    whole = (settings.num_beams or 1) > 1 or settings.min_new_tokens or settings.min_length
+    length = max_new_tokens if whole or settings.begin_suppress_tokens else ROUND
     ends = torch.tensor([] if ends is None else ends, device=ids.device).reshape(-1)
     found: list[list[int]] = [[] for _ in ids]
     left = list(range(len(ids)))
     cache = None
-    for done in range(0, max_new_tokens, ROUND):
+    for done in range(0, max_new_tokens, length):
         output = model.generate(
             ids,
             attention_mask=mask,
             past_key_values=cache,
-            max_new_tokens=min(ROUND, max_new_tokens - done),
+            max_new_tokens=min(length, max_new_tokens - done),
+            logits_processor=LogitsProcessorList([watch]),
             return_dict_in_generate=True,
             do_sample=False,
             temperature=None,
@@ -74,6 +87,8 @@ def _greedy(model: Any, ids: Tensor, mask: Tensor, pad: int, max_new_tokens: int
             use_cache=True,
             pad_token_id=pad,
         )
+        if broken:
+            raise NonFiniteError(BROKEN)
         new = output.sequences[:, ids.shape[1] :]
         for row, tokens in zip(left, new.tolist(), strict=True):
             found[row] += tokens

@@ -14,20 +14,32 @@ import torch
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "rouge-score", "scikit-learn", "scipy")
 NO_PART = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
+PASSING = ("truncation", "padding")  # of a tokenizer: set anew by every call
 
 
 def model_identity(model: Any, tokenizer: Any) -> str:
-    """SHA-256 of weights, configuration and tokenizer: results are reused for this model and for nothing else."""
+    """SHA-256 of weights, configurations and tokenizer: results are reused for this model and for nothing else."""
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         total.update(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
-    settings = {key: value for key, value in model.config.to_dict().items() if key not in NO_PART}
+    generation = model.generation_config.to_diff_dict() if model.generation_config is not None else {}
+    settings = [
+        {key: value for key, value in config.items() if key not in NO_PART}
+        for config in (model.config.to_dict(), generation)
+    ]
     marks = (tokenizer.chat_template, tokenizer.pad_token_id, tokenizer.eos_token_id)
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    for part in (settings, sorted(tokenizer.get_vocab().items()), marks, ends):
+    for part in (settings, _rules(tokenizer), marks):
         total.update(json.dumps(part, sort_keys=True, default=str).encode())
     return f"sha256:{total.hexdigest()}"
+
+
+def _rules(tokenizer: Any) -> Any:
+    """How the tokenizer cuts text; of one that does not tell, its vocabulary."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return sorted(tokenizer.get_vocab().items())
+    return {key: value for key, value in json.loads(backend.to_str()).items() if key not in PASSING}
 
 
 def versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ...errors import ConfigError
 from ...training.precision import dtype_argument
@@ -63,9 +64,18 @@ def load_tokenizer(source: Source, how: Loading) -> Any:
 
 def load(source: Source, how: Loading, device: torch.device) -> tuple[Any, Any]:
     """The model on ``device`` and its tokenizer."""
+    tokenizer = load_tokenizer(source, how)
+    try:
+        model = _load_model(source, how)
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"The model {source.name!r} cannot be loaded: {reason[0]}") from error
+    return model.to(device).eval(), tokenizer
+
+
+def _load_model(source: Source, how: Loading) -> Any:
     from transformers import AutoModelForCausalLM
 
-    tokenizer = load_tokenizer(source, how)
     dtype: Any = how.dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     options = {**dtype_argument(dtype), "trust_remote_code": how.trust_remote_code}
     if how.attn_implementation:
@@ -76,5 +86,5 @@ def load(source: Source, how: Loading, device: torch.device) -> tuple[Any, Any]:
             from peft import PeftModel
         except ImportError as error:
             raise ConfigError(f"{source.name!r} is an adapter, which needs PEFT: pip install peft.") from error
-        model = PeftModel.from_pretrained(model, source.name).merge_and_unload()
-    return model.to(device).eval(), tokenizer
+        return PeftModel.from_pretrained(model, source.name).merge_and_unload()
+    return model

@@ -117,7 +117,7 @@ def _forget_quality(entries: Sequence[Entry], retain: Entry | None) -> Entry:
     from scipy.stats import ks_2samp
 
     if retain is None:
-        logger.warning("forget_quality needs the retain model's results (--retain): it stays empty.")
+        logger.warning("forget_quality needs the retain model's truth ratios (--retain): it stays empty.")
         return {"agg_value": None}
     return {"agg_value": float(ks_2samp(_scores(entries[0]), _scores(retain)).pvalue)}
 
@@ -125,7 +125,7 @@ def _forget_quality(entries: Sequence[Entry], retain: Entry | None) -> Entry:
 def _privleak(entries: Sequence[Entry], retain: Entry | None) -> Entry:
     """100 · (r − a) / (1 − r), a the Min-K AUC of the model, r of the retain model."""
     if retain is None:
-        logger.warning("privleak without the retain model's results (--retain) compares with an AUC of 0.5.")
+        logger.warning("privleak without the retain model's Min-K attack (--retain) compares with an AUC of 0.5.")
     other = 1 - (REFERENCE_AUC if retain is None else float(retain["agg_value"]))
     return {"agg_value": (1 - entries[0]["agg_value"] - other) / (other + TINY) * 100}
 
@@ -148,6 +148,7 @@ DERIVED = {
     "forget_quality": Derived(("forget_truth_ratio",), _forget_quality, "forget_truth_ratio"),
     "privleak": Derived(("mia_min_k",), _privleak, "mia_min_k"),
 }
+COMPARED = tuple(name for name, derived in DERIVED.items() if derived.reference)  # with the retain model
 METRICS = (*PROBABILITIES, *MEMORISED, *ATTACKS, *GENERATED, *DERIVED, FLUENCY)
 
 

@@ -17,6 +17,7 @@ from ..collection import find_reference
 from ..results import FILES, read_result
 from .loading import ADAPTER, Loading, Source, find_source, load, load_tokenizer
 from .processes import from_first
+from .questions import load_questions
 from .report import report
 from .run import TofuSettings, evaluate_tofu
 
@@ -59,6 +60,8 @@ def run(request: Request) -> str:
     for each in (source, *references.values()):  # before the first of them is loaded
         if isinstance(each, Source):
             find_format(request.settings.chat_format, load_tokenizer(each, request.loading), each.name)
+        else:
+            from_first(partial(_check_questions, each, request.settings))
     paths: dict[str, Path] = {}
     for role, reference in references.items():
         if isinstance(reference, Source):
@@ -92,6 +95,16 @@ def _find_reference(text: str, split: str) -> Source | Path:
             raise DataError(f"{result.path} is of {result.split}, not of {split}: give results of the same split.")
         return result.path
     return find_source(text)
+
+
+def _check_questions(results: Path, settings: TofuSettings) -> None:
+    found = read_result(results).questions
+    asked = len(load_questions(settings.data, settings.forget_split, ["forget"], settings.limit).rows["forget"])
+    if found not in (None, asked):
+        raise DataError(
+            f"{results} is of {found} forget questions, and {asked} are asked here: give results of the same split and "
+            "--limit."
+        )
 
 
 def default_out(model: str) -> Path:

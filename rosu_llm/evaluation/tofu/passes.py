@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from ...data.chat_format import IGNORE
+from ...errors import ConfigError
 from ..tofu_summary import FLUENCY
 from . import figures, fluency
 from .answers import TokenStatistics, may_share, token_statistics
@@ -54,7 +57,6 @@ class Passes:
     def __init__(self, model: Any, tokenizer: Any, settings: TofuSettings, encoder: Encoder, store: Store) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.encoder, self.store = encoder, store
-        self._shares: bool | None = None
         # OpenUnlearning's choice where a tokenizer has no padding token
         self.pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
@@ -81,6 +83,7 @@ class Passes:
                 todo[metric] = partial(self._rouge, metric, dataset)
         for which in sorted(samples):
             self.encoder(which)
+        self._check_tokens(samples)
         self._check_room(missing)
         self._share({name: prepare() for name, prepare in todo.items()})
         if FLUENCY in missing:  # it judges the generated answers
@@ -109,20 +112,33 @@ class Passes:
             share([job for each in passes.values() for job in each.jobs], finished)
             self.store.entries.update(from_first(lambda: done))
 
+    def _check_tokens(self, samples: set[Answers]) -> None:
+        """Raise where the tokenizer knows tokens that the model does not; warn of answers that were cut."""
+        encoded = [sample for which in samples for answers in self.encoder(which) for sample in answers]
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        highest = max([self.pad, *(max(sample.input_ids) for sample in encoded)])
+        if highest >= rows:
+            raise ConfigError(
+                f"The tokenizer's token {highest} ({self.tokenizer.convert_ids_to_tokens(highest)!r}) has no row among "
+                f"the model's {rows} embeddings: it is another model's tokenizer, or the model was not resized to it."
+            )
+        cut = 0 if self.encoder.form.apply_chat_template else self.encoder.max_length
+        if cut and (number := sum(len(sample.input_ids) > cut for sample in encoded)):
+            logger.warning("%d answers were cut at --max-length %d, as OpenUnlearning does.", number, cut)
+
     def _check_room(self, metrics: set[str]) -> None:
-        """Warn of answers that may run past the model's context: rotary positions go on, others fail there."""
+        """Answers that may run past the model's context: rotary positions go on, learned ones end there."""
         context, new = self.encoder.context, self.settings.max_new_tokens
         asked = [self.encoder(Answers(dataset, "answer")) for name, dataset in GENERATED.items() if name in metrics]
         longest = max((len(sample[0].prompt_ids) for samples in asked for sample in samples), default=0)
         if asked and context is not None and longest + new > context:
-            logger.warning(
-                "Prompts of up to %d tokens and answers of up to %d exceed the model's context of %d tokens: "
-                "--max-new-tokens %d would fit.",
-                longest,
-                new,
-                context,
-                context - longest,
+            text = (
+                f"Prompts of up to {longest} tokens and answers of up to {new} exceed the model's context of {context} "
+                f"tokens: --max-new-tokens {context - longest} would fit."
             )
+            if _learned_positions(self.model, context):
+                raise ConfigError(text)
+            logger.warning(text)
 
     def _probabilities(self, dataset: str, asked: Mapping[str, Answers]) -> Pass:
         job, arrange = self._scoring(list(asked.values()), f"{dataset} probabilities")
@@ -179,10 +195,8 @@ class Passes:
         """
         asked = [self.encoder(which) for which in parts]
         questions = [[sample for answers in same for sample in answers] for same in zip(*asked, strict=True)]
-        several = next((answers for answers in questions if len(answers) > 1), None)
-        if several and self._shares is None:
-            self._shares = from_first(lambda: may_share(self.model, several, self.pad))
-        shares = bool(several and self._shares)
+        longest = max(questions, key=packed_length)  # tried on: a window of attention shows there
+        shares = len(longest) > 1 and from_first(lambda: may_share(self.model, longest, self.pad))
         rows = questions if shares else [[sample] for answers in questions for sample in answers]
 
         def work(batch: Sequence[int]) -> list[Any]:
@@ -240,6 +254,13 @@ class Passes:
     def _plan(self, lengths: Sequence[int], order: Sequence[Any] = ()) -> list[list[int]]:
         settings = self.settings
         return plan(lengths, order=order, batch_size=settings.batch_size, batch_tokens=settings.batch_tokens)
+
+
+def _learned_positions(model: Any, context: int) -> bool:
+    """Whether the model looks positions up in a table, besides its tokens."""
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    tokens = model.get_input_embeddings()
+    return any(table is not tokens and context <= table.num_embeddings <= context + 2 for table in tables)  # OPT: +2
 
 
 def _probability_entry(scored: Sequence[Sequence[TokenStatistics]]) -> Entry:

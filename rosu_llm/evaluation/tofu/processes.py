@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from ...errors import RosuError
 
+PIECE = 1 << 22  # characters; the store takes no value above 8 MB
+
 T = TypeVar("T")
 
 
@@ -97,15 +99,21 @@ class SharedDesk(Desk):
         return int(self._store.add("claimed", 1)) - 1
 
     def hand_in(self, result: Any) -> None:
-        self._store.set(f"{self._rank}/{self._handed_in}", json.dumps(result))
+        text, key = json.dumps(result), f"{self._rank}/{self._handed_in}"
+        pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+        for number, piece in enumerate(pieces):
+            self._store.set(f"{key}/{number}", piece)
+        self._store.set(key, str(len(pieces)))  # last: only now it is all there
         self._handed_in += 1
 
     def collect(self) -> list[Any]:
         found = []
         for rank in range(len(self._collected)):
             while self._store.check([key := f"{rank}/{self._collected[rank]}"]):
-                found.append(json.loads(self._store.get(key)))
-                self._store.delete_key(key)
+                pieces = [f"{key}/{number}" for number in range(int(self._store.get(key)))]
+                found.append(json.loads(b"".join(map(self._store.get, pieces))))
+                for done in (key, *pieces):
+                    self._store.delete_key(done)
                 self._collected[rank] += 1
         return found
 

@@ -83,8 +83,15 @@ def _check_text(rows: Rows, config: str) -> None:
         raise DataError(f"{config} holds no row.")
     for number, row in enumerate(rows, 1):
         for key in ("question", "answer"):
-            if not isinstance(row.get(key), str) or not row[key]:
+            if not isinstance(row.get(key), str) or not row[key].strip():
                 raise DataError(f"{config}, row {number}: {key} must be text, not {str(row.get(key))[:60]!r}.")
+        try:
+            json.dumps(dict(row), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{config}, row {number} holds half a character ({error.object[error.start : error.end]!a}), which is "
+                "no text: repair or drop the row."
+            ) from None
 
 
 def _digest(rows: Rows) -> str:

@@ -3,6 +3,8 @@ questions than the model's."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from ..collection import find_reference
 from ..result_store import read_json
 from ..results import Result
 from .metrics import DERIVED, Entry
+
+logger = logging.getLogger(__name__)
 
 
 def read_retain(
@@ -44,6 +48,9 @@ def read_retain(
             f"{name} has none of {', '.join(wanted)} with values per question: give the TOFU_EVAL.json of the retain "
             "model (TOFU_SUMMARY.json has means only)."
         )
+    for key in wanted:
+        if key not in found:
+            logger.warning("%s has no %s: what is made from it stays as without --retain.", name, key)
     for key, each in found.items():
         by_index = (each.get("forget") or each).get("value_by_index", {})
         if len(by_index) != questions:
@@ -51,7 +58,13 @@ def read_retain(
                 f"{name} is of other questions: {key} has {len(by_index)} of them, {forget_split} here has "
                 f"{questions}. Give the retain model's results on the same split and --limit."
             )
+        if not all(map(_is_number, [each.get("agg_value"), *(x.get("score") for x in by_index.values())])):
+            raise DataError(f"{name}: {key} has values that are no numbers. Evaluate the retain model again.")
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _check_record(result: Result, forget_split: str, digests: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from ...errors import ConfigError
 from ..tofu_summary import FLUENCY
 from . import fluency
 from .identity import model_identity, versions
-from .metrics import DERIVED, datasets_of, needed
+from .metrics import COMPARED, DERIVED, datasets_of, needed
 from .passes import Passes
 from .processes import from_first
 from .questions import Encoder, load_questions
@@ -38,9 +38,9 @@ def evaluate_tofu(
     model: Any,
     tokenizer: Any,
     settings: TofuSettings,
-    out: Path,
+    out: Path | str,
     *,
-    retain: Path | Mapping[str, Any] | None = None,
+    retain: Path | str | Mapping[str, Any] | None = None,
     overwrite: bool = False,
     identity: str | None = None,
     name: str | None = None,
@@ -58,25 +58,21 @@ def evaluate_tofu(
         name: hub id or folder of the model, for the record and to find its chat format.
     """
     _require_libraries()
+    out, retain = Path(out), Path(retain) if isinstance(retain, str) else retain
     name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
     form = find_format(settings.chat_format, tokenizer, name)
     metrics = settings.metrics
     if FLUENCY in metrics and not from_first(lambda: fluency.available(settings.fluency_model)):
         metrics = tuple(metric for metric in metrics if metric != FLUENCY)
+    if not metrics:
+        raise ConfigError(f"Nothing is left to measure: {FLUENCY} needs the classifier (--fluency-model FOLDER).")
     wanted = needed(metrics)
+    compared = any(metric in wanted for metric in COMPARED)
     questions = load_questions(settings.data, settings.forget_split, datasets_of(wanted), settings.limit)
-    reference = from_first(
-        lambda: read_retain(
-            retain,
-            wanted,
-            forget_split=settings.forget_split,
-            questions=len(questions.rows.get("forget", ())),
-            digests=questions.digests,
-        )
-    )
 
     def open_store() -> Store:
         conditions = {
+            "dtype": str(model.dtype),
             "model": identity or model_identity(model, tokenizer),
             "forget_split": settings.forget_split,
             "limit": settings.limit,
@@ -84,13 +80,12 @@ def evaluate_tofu(
             "chat_format": asdict(form),
             "max_length": settings.max_length,
             "max_new_tokens": settings.max_new_tokens,
-            "dtype": str(model.dtype),
         }
         about = {
             "name": name,
             "family": _family(settings.chat_format, name),
             "architecture": _architecture(model),
-            **({"retain": str(retain)} if isinstance(retain, Path) else {}),
+            **({"retain": str(retain)} if compared and isinstance(retain, Path) else {}),
             "device": model.device.type,
             "attn_implementation": getattr(model.config, "_attn_implementation", None),
             "versions": versions(),
@@ -100,6 +95,19 @@ def evaluate_tofu(
     store = from_first(open_store)
     if FLUENCY in wanted and store.record.get("fluency_model") != settings.fluency_model:
         store.entries.pop(FLUENCY, None)
+    elif settings.fluency_model is None:
+        store.drop(FLUENCY)
+    if compared and retain is not None:  # what an earlier run compared with another retain model goes along
+        wanted |= {metric for metric in COMPARED if metric in store.entries}
+    reference = from_first(
+        lambda: read_retain(
+            retain,
+            wanted,
+            forget_split=settings.forget_split,
+            questions=len(questions.rows.get("forget", ())),
+            digests=questions.digests,
+        )
+    )
     context = getattr(model.config, "max_position_embeddings", None)
     encoder = Encoder(questions, tokenizer, form, max_length=settings.max_length, context=context)
     logger.info("TOFU %s of %s, results in %s", settings.forget_split, name, out)

@@ -17,7 +17,7 @@ from typing import Any
 from ...errors import RosuError
 from .processes import Desk, SharedDesk, first_error, world
 
-PATIENCE = 1800.0  # seconds without a result from any process; as long as torch.distributed waits
+PATIENCE = 1800.0  # seconds without a result from any process
 PAUSE = 0.02
 
 
