@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ConfigError, unknown
+from ..sweep.options import check, check_without_tofu, make_parser
+
 if TYPE_CHECKING:
     import optuna
     from rich.console import Console
@@ -23,10 +26,8 @@ _SMOKE_TRIALS = 2
 
 def main(argv: Sequence[str]) -> int:
     """Search, or only show; 1 if the search stopped because nothing worked."""
-    options, rest = _parser().parse_known_args(argv)
-
-    from ..errors import ConfigError
-
+    options, rest = make_parser().parse_known_args(argv)
+    check(options)
     try:
         import optuna  # noqa: F401
     except ImportError as error:
@@ -48,19 +49,16 @@ def main(argv: Sequence[str]) -> int:
 
 def _search(options: argparse.Namespace, rest: Sequence[str], name: str) -> int:
     from ..ablation.settings import complete
-    from ..errors import ConfigError, unknown
     from ..sweep.bar import TrialsBar
     from ..sweep.collect import describe
     from ..sweep.run import KEEP, Sweep, finished, run_sweep
     from ..sweep.sampler import make_pruner, make_sampler
     from ..sweep.space import read_space
-    from ..sweep.study import agree, open_study
+    from ..sweep.study import agree, open_study, start_over
     from ..training.recipe import type_values
 
     if options.keep not in KEEP:
         raise unknown("--keep", options.keep, KEEP)
-    if options.trials is not None and options.trials < 1:
-        raise ConfigError(f"--trials {options.trials} must be at least 1.")
     _quiet()
     values = _values(options, rest)
     given = values.pop("seed", 0)
@@ -71,12 +69,15 @@ def _search(options: argparse.Namespace, rest: Sequence[str], name: str) -> int:
     pruner = make_pruner(options.pruner, options.report_at)
     sampler = make_sampler(options.sampler, space, seed)
     fixed = {key: value for key, value in complete(task.base).items() if key not in space.as_dict()}
+    conditions = {"recipe": fixed, "space": space.as_dict(), "seed": seed, "evaluation": task.evaluation()}
+    if options.smoke:
+        start_over(options.out)
     study = open_study(options.storage, name, options.out, create=True)
-    agree(study, {"recipe": fixed, "space": space.as_dict(), "seed": seed, "evaluation": task.evaluation()})
+    agree(study, conditions)
     describe(study, task, seed)
     study.pruner = pruner
     trials = _count(options, space)
-    sweep = Sweep(study, task, space, options.out, trials, options.timeout, fractions, options.keep)
+    sweep = Sweep(study, task, space, conditions, options.out, trials, options.timeout, fractions, options.keep)
     with TrialsBar(trials, finished(study)) as bar:
         stopped = run_sweep(sweep, sampler, bar)
     _present(study, options.out, bar.console)
@@ -85,63 +86,7 @@ def _search(options: argparse.Namespace, rest: Sequence[str], name: str) -> int:
     return 1 if stopped else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="rosu sweep",
-        description="Search settings of 'rosu train' with Optuna. Every trial trains and is evaluated; Agg_MU, the "
-        "harmonic mean of memorisation and utility, is the only thing it is judged by. The study is kept in DIR and "
-        "goes on where it was interrupted; several processes may work on one study. Settings given as flags hold for "
-        "all trials: --num-train-epochs 5.",
-        epilog="Example: rosu sweep --config configs/recipes/tofu_llama-3.2-1b.yaml --space "
-        "configs/sweeps/tofu_llama-3.2-1b.yaml --out sweep --trials 30",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="DIR", help="folder for the study, models, table and plot")
-    add("--config", metavar="FILE", help="what to search on: a configuration of 'rosu train'")
-    add("--task", metavar="NAME", help="demo: the embedded people of 'rosu demo', without --config")
-    add("--space", metavar="FILE", help="YAML: key: [a, b] or key: {low: …, high: …, log: true, step: …}")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=SPACE",
-        help="the same for one key: rho=0.1..0.8, learning_rate=1e-6..1e-4:log, num_train_epochs=2..10:2, method=a,b",
-    )
-    add(
-        "--trials",
-        type=int,
-        metavar="N",
-        help="finished or pruned trials of the study, all processes together (default 20; grid: all combinations)",
-    )
-    add("--timeout", type=float, metavar="SECONDS", help="start no trial after this time")
-    add("--storage", metavar="URL", help="any Optuna storage, for several machines (default: DIR/study.db)")
-    add("--study", metavar="NAME", help="name of the study (default: that of DIR)")
-    add("--seed", type=int, metavar="N", help="of the search and of every trial (default: the configuration's)")
-    add("--sampler", default="tpe", metavar="NAME", help="tpe (default), random or grid")
-    add("--pruner", default="median", metavar="NAME", help="median (default), hyperband or none")
-    add(
-        "--report-at",
-        type=float,
-        nargs="+",
-        default=[0.25, 0.5, 0.75],
-        metavar="X",
-        help="fractions of a run at which it may be pruned (default 0.25 0.5 0.75)",
-    )
-    add("--keep", default="best", metavar="NAME", help="models to keep: best (default), all or none")
-    add("--retain", metavar="PATH", help="TOFU: results of the retain model, or the model (for Priv)")
-    add("--target", metavar="PATH", help="TOFU: results of the initial model, or the model (Util relative to it)")
-    add("--data", metavar="PATH", help="TOFU: folder or hub id to evaluate on (default: that of forget_data)")
-    add("--eval-limit", type=int, metavar="N", help="TOFU: evaluate on the first N questions of every data set")
-    add("--report-limit", type=int, default=100, metavar="N", help="TOFU: the same for pruning (default 100)")
-    add("--fluency-model", metavar="NAME", help="TOFU: classifier of fluency, or 'none' (default: OpenUnlearning's)")
-    add("--show", action="store_true", help="run nothing: show the study as it is and write its files")
-    add("--smoke", action="store_true", help="two trials at toy size, which only show that everything runs")
-    return parser
-
-
 def _values(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
-    from ..errors import ConfigError, unknown
     from ..training.recipe import read_config, read_flags
 
     if bool(options.config) == bool(options.task):
@@ -157,6 +102,9 @@ def _task(options: argparse.Namespace, values: dict[str, Any], seed: int) -> Swe
     from ..ablation.config_task import ConfigTask
     from ..sweep.answers_task import AnswersTask
 
+    tofu = None if options.task else _TOFU.fullmatch(str(values.get("forget_data")))
+    if not tofu:
+        check_without_tofu(options)
     if options.task:
         import torch
 
@@ -165,7 +113,6 @@ def _task(options: argparse.Namespace, values: dict[str, Any], seed: int) -> Swe
 
         torch.set_num_threads(1)  # at this size more threads only wait for each other
         return AnswersTask(DemoTask(SMOKE if options.smoke else FULL, values, options.out / "models"), seed)
-    tofu = _TOFU.fullmatch(str(values.get("forget_data")))
     if options.smoke:
         from ..ablation.toy import toy_values
 
@@ -199,7 +146,8 @@ def _tofu_task(options: argparse.Namespace, values: dict[str, Any], seed: int, s
         settings = replace(settings, fluency_model=None)
     logging.getLogger("rosu_llm.evaluation.tofu").setLevel(logging.ERROR)  # once is enough, not once per trial
     retain, target = (find(given, source["split"]) if given else None for given in (options.retain, options.target))
-    how = TofuEvaluation(settings=settings, glance_limit=options.report_limit, retain=retain, target=target)
+    glance = options.report_limit or TofuEvaluation.glance_limit
+    how = TofuEvaluation(settings=settings, glance_limit=glance, retain=retain, target=target)
     return TofuTask(values, seed, how, options.out / "references")
 
 
@@ -232,8 +180,6 @@ def _quiet() -> None:
     import os
 
     from transformers.utils import logging as chatter
-
-    from ..errors import ConfigError
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from .. import __version__
 from ..errors import DataError
+from ..evaluation.tofu.loading import ADAPTER
 from .run import ERROR, FIGURES, MODEL, REFERENCES, SCORED, trial_folder
 from .study import CONDITIONS
 from .task import SELECTED_BY, SweepTask
@@ -49,14 +50,13 @@ def describe(study: optuna.Study, task: SweepTask, seed: int) -> None:
 
 def collect(study: optuna.Study, out: Path) -> dict[str, Any]:
     """Everything about a study; see ``docs/sweep.md`` for its keys."""
-    about = study.user_attrs.get(DESCRIPTION)
-    if about is None:
-        raise DataError(f"Study {study.study_name!r} was not made by rosu sweep: there is nothing to show.")
+    about, conditions = (study.user_attrs.get(name) for name in (DESCRIPTION, CONDITIONS))
+    if about is None or conditions is None:
+        raise DataError(f"Study {study.study_name!r} has nothing to show: rosu sweep has not run a trial in it.")
     trials = study.get_trials(deepcopy=False)
     ranked = sorted((t for t in trials if t.state == TrialState.COMPLETE), key=lambda t: (-(t.value or 0.0), t.number))
     ranks = {trial.number: at for at, trial in enumerate(ranked, 1)}
     records = [_record(trial, ranks.get(trial.number), out) for trial in trials]
-    conditions = study.user_attrs[CONDITIONS]
     return {
         "schema": SCHEMA,
         "study": study.study_name,
@@ -77,7 +77,8 @@ def _record(trial: FrozenTrial, rank: int | None, out: Path) -> dict[str, Any]:
     if state == "failed" and ERROR not in attrs:
         state = KILLED
     done = state == DONE
-    evaluation, kept = folder / "evals", done and attrs.get(MODEL) and (folder / "config.json").is_file()
+    evaluation = folder / "evals"
+    kept = done and attrs.get(MODEL) and any((folder / name).is_file() for name in ("config.json", ADAPTER))
     return {
         "number": trial.number,
         "rank": rank,

@@ -6,17 +6,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.aggregates import harmonic_mean
 from ..insight.plots import pyplot, save_figure
 from .collect import DONE
 from .task import SELECTED_BY
 
-LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _REFERENCES = {"initial": ("initial model", "X", "black"), "retain": ("retain model", "P", "goldenrod")}
 
 
 def level_curve(level: float, x: Any) -> Any:
     """The y with HM(x, y) = ``level``: level · x / (2x − level), for x > level / 2."""
     return level * x / (2 * x - level)
+
+
+def levels(across: tuple[float, float], up: tuple[float, float]) -> list[float]:
+    """Round harmonic means whose curves cross the part of the plane that is shown, wherever that lies.
+
+    HM grows in both directions, so the curves seen are those between its values at two corners.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = (harmonic_mean(max(0.0, edge) for edge in corner) for corner in zip(across, up, strict=True))
+    ticks = MaxNLocator(nbins=9, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [float(tick) for tick in ticks if low < tick < high]
 
 
 def frontier_plot(content: Mapping[str, Any], path: Path) -> None:
@@ -46,17 +58,17 @@ def frontier_plot(content: Mapping[str, Any], path: Path) -> None:
                 scores["Util"], scores["Mem"], s=90, marker=marker, color=color, edgecolor="white", label=text, zorder=4
             )
     axes.margins(0.08)
-    low, high = axes.get_xlim(), axes.get_ylim()
-    for level in LEVELS:
-        x = np.linspace(level / 2 + 1e-3, max(1.0, low[1]) * 1.2, 400)
+    across, up = axes.get_xlim(), axes.get_ylim()
+    for level in levels(across, up):
+        x = np.linspace(max(across[0], level / 2 + 1e-3), across[1], 400)
         y = level_curve(level, x)
-        seen = (x >= low[0]) & (x <= low[1]) & (y >= high[0]) & (y <= high[1])
+        seen = np.flatnonzero((y >= up[0]) & (y <= up[1]))
         axes.plot(x, y, color="0.8", linewidth=0.9, zorder=1)
-        if seen.any():
-            at = int(np.flatnonzero(seen)[-1])
+        if len(seen):
+            at = int(seen[-1])
             axes.annotate(f"{level:g}", (x[at], y[at]), color="0.5", fontsize=8, ha="right", va="bottom", zorder=2)
-    axes.set_xlim(*low)
-    axes.set_ylim(*high)
+    axes.set_xlim(*across)
+    axes.set_ylim(*up)
     axes.set_xlabel(f"{content['headings']['Util']}: what is kept")
     axes.set_ylabel(f"{content['headings']['Mem']}: what is forgotten")
     axes.set_title(f"Grey curves: equal {SELECTED_BY}", fontsize=10, color="0.35")

@@ -21,8 +21,9 @@ from ..training.recipe import RunArguments, one_line, type_values
 from ..training.run_record import write_record
 from .presence import Presence, alone
 from .reports import Reports
+from .sampler import Grid
 from .space import Space
-from .study import reclaim, repeat
+from .study import TRIALS, agree, disagree, reclaim, repeat
 from .task import SELECTED_BY, References, SweepTask
 
 KEEP = ("best", "all", "none")
@@ -50,6 +51,7 @@ class Sweep:
     """A search that can be run.
 
     Attributes:
+        conditions: what the figures depend on, the same for all workers.
         trials: how many shall be finished or pruned in the whole study, whoever ran them.
         fractions: of a run at which pruning may end it; none for no pruning.
         keep: whose models stay: those of ``all`` trials, of the ``best`` so far, or of ``none``.
@@ -58,6 +60,7 @@ class Sweep:
     study: optuna.Study
     task: SweepTask
     space: Space
+    conditions: Mapping[str, Any]
     out: Path
     trials: int
     timeout: float | None = None
@@ -75,7 +78,8 @@ def run_sweep(sweep: Sweep, sampler: optuna.samplers.BaseSampler, watcher: Watch
     study = sweep.study
     reclaim(study, sweep.workers)
     study.sampler = sampler
-    if len(study.get_trials(deepcopy=False, states=_COUNTED)) >= sweep.trials:
+    counted = study.get_trials(deepcopy=False, states=_COUNTED)
+    if len(counted) >= sweep.trials or (isinstance(sampler, Grid) and sampler.is_exhausted(study)):
         return None
     references = _references(sweep, watcher)
     with Presence(sweep.workers) as presence:
@@ -100,17 +104,23 @@ def run_sweep(sweep: Sweep, sampler: optuna.samplers.BaseSampler, watcher: Watch
 
 def _references(sweep: Sweep, watcher: Watcher) -> References:
     """Measured once for the whole study, by whoever comes first."""
+    study, task = sweep.study, sweep.task
     with alone(sweep.workers / REFERENCES):
-        known = sweep.study.user_attrs.get(REFERENCES)
+        known = study.user_attrs.get(REFERENCES)
         if known is None:
-            figures = sweep.task.refer(watcher.steps)
-            known = {name: {"figures": own, "scores": sweep.task.scores(own, figures)} for name, own in figures.items()}
-            sweep.study.set_user_attr(REFERENCES, known)
+            try:
+                figures = task.refer(watcher.steps)
+            except BaseException:
+                disagree(study)
+                raise
+            known = {name: {"figures": own, "scores": task.scores(own, figures)} for name, own in figures.items()}
+            agree(study, sweep.conditions)  # another worker may have failed and taken them back
+            study.set_user_attr(REFERENCES, known)
         return {name: entry["figures"] for name, entry in known.items()}
 
 
 class _Objective:
-    """One trial."""
+    """One trial; ``running`` is the number of one that has neither ended nor failed."""
 
     def __init__(self, sweep: Sweep, references: References, watcher: Watcher, worker: str) -> None:
         self._sweep, self._references, self._watcher, self._worker = sweep, references, watcher, worker
@@ -125,13 +135,12 @@ class _Objective:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             value = self._run(trial, settings, folder)
-        except optuna.TrialPruned:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
         except Exception as error:
-            name = "" if isinstance(error, RosuError) else f"{type(error).__name__}: "
-            trial.set_user_attr(ERROR, (name + one_line(error))[:500])
+            if not isinstance(error, optuna.TrialPruned):
+                name = "" if isinstance(error, RosuError) else f"{type(error).__name__}: "
+                trial.set_user_attr(ERROR, (name + one_line(error))[:500])
             shutil.rmtree(folder, ignore_errors=True)
+            self.running = None
             raise
         self.running = None
         return value
@@ -180,7 +189,7 @@ def finished(study: optuna.Study) -> int:
 
 def trial_folder(out: Path, number: int) -> Path:
     """Where a trial's model and evaluation lie."""
-    return out / "trials" / f"{number:04d}"
+    return out / TRIALS / f"{number:04d}"
 
 
 def best_value(study: optuna.Study) -> float:

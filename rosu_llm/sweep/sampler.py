@@ -33,7 +33,7 @@ def make_sampler(name: str, space: Space, seed: int) -> BaseSampler:
     if name == "random":
         return PerTrial(lambda number: RandomSampler(seed=number), seed)
     if name == "grid":
-        return GridSampler({axis.key: axis.values() for axis in space.axes}, seed=seed)
+        return Grid({axis.key: axis.values() for axis in space.axes}, seed=seed)
     raise unknown("sampler", name, SAMPLERS)
 
 
@@ -57,8 +57,12 @@ def place(study: Study, trial: FrozenTrial) -> int:
     """How many trials were proposed before this one; one that is run again has the place of the first attempt."""
     origin = _first_attempt(trial)
     number = trial.number if origin is None else origin
-    earlier = study.get_trials(deepcopy=False)[:number]
-    return sum(_first_attempt(other) is None for other in earlier)
+    return sum(_first_attempt(other) is None for other in _all_trials(study) if other.number < number)
+
+
+def _all_trials(study: Study) -> list[FrozenTrial]:
+    """Of the whole study: Hyperband hands samplers one that shows the trials of a single bracket."""
+    return study._storage.get_all_trials(study._study_id, deepcopy=False)
 
 
 def _first_attempt(trial: FrozenTrial) -> int | None:
@@ -92,3 +96,19 @@ class PerTrial(BaseSampler):
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         self._inner.after_trial(study, trial, state, values)
+
+
+class Grid(GridSampler):
+    """Every combination once, whoever runs it: what failed is not repeated, what was killed is, as it waits again.
+
+    Optuna's own takes a killed trial for done and stops before its second attempt, and starts over when all is done.
+    """
+
+    def is_exhausted(self, study: Study) -> bool:
+        trials = _all_trials(study)
+        taken = {trial.system_attrs["grid_id"] for trial in trials if "grid_id" in trial.system_attrs}
+        return len(taken) == len(self._all_grids) and all(trial.state != TrialState.WAITING for trial in trials)
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        if self.is_exhausted(study):
+            study.stop()

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 RESERVED = {
     "seed": "every trial has the same one; pass --seed N",
     "output_dir": "trials lie below --out DIR",
-    "forget_data": "trials that forget different data have no common Agg_MU; run one sweep for each",
+    **dict.fromkeys(
+        (
+            *("model_name_or_path", "forget_data", "retain_data", "holdout_data", "chat_format", "limit"),
+            *("question_key", "answer_key", "text_key", "max_length", "min_length"),
+        ),
+        "it changes what is measured, and trials would have no common Agg_MU; run one sweep for each",
+    ),
     **dict.fromkeys(FORCED, "it is the same for every trial"),
 }
 _RANGE = ("low", "high", "log", "step")
@@ -95,6 +101,10 @@ def read_space(path: str | Path | None, entries: Iterable[str], base: Mapping[st
     Values can depend on each other (only some methods can be calibrated): each is checked together with the first
     values of all other keys.
     """
+    if path and not Path(path).is_file():
+        raise ConfigError(
+            f"--space {str(path)!r} is not a file: give a YAML file of 'key: [a, b]' lines, or use --set."
+        )
     raw = read_config(path) if path else {}
     for entry in entries:
         key, value = _short(entry)
@@ -118,14 +128,26 @@ def _short(entry: str) -> tuple[str, Any]:
     """``key=low..high``, ``key=low..high:log``, ``key=low..high:step`` or ``key=a,b,c``."""
     key, equals, text = entry.partition("=")
     key = key.strip().lstrip("-").replace("-", "_")
-    low, dots, rest = text.partition("..")
     if not (key and equals and text.strip()):
         raise ConfigError(f"--set {entry!r} is not understood: write key=a,b,c or key=low..high or key=low..high:log.")
-    if not dots:
-        return key, [part.strip() for part in text.split(",")]
-    high, _, how = rest.partition(":")
-    bounds: dict[str, Any] = {"low": low.strip(), "high": high.strip()}
-    return key, {**bounds, **({"log": True} if how == "log" else {"step": how} if how else {})}
+    if ".." not in text or "," in text or "/" in text:  # a path may hold two dots
+        choices = [part.strip() for part in text.split(",")]
+        if "" in choices:
+            raise ConfigError(f"--set {entry!r} has an empty choice between its commas: write {key}=a,b,c.")
+        return key, choices
+    low, _, rest = text.partition("..")
+    high, colon, how = (part.strip() for part in rest.partition(":"))
+    bounds = {"low": low.strip(), "high": high}
+    if not colon:
+        return key, bounds
+    if how == "log":
+        return key, {**bounds, "log": True}
+    if not isinstance(as_number(how), float):
+        raise ConfigError(
+            f"--set {entry!r} ends in {how!r}, which is neither log nor a step: write {key}={low}..{high} for even "
+            f"spacing, {key}={low}..{high}:log or {key}={low}..{high}:STEP."
+        )
+    return key, {**bounds, "step": how}
 
 
 def _axis(key: str, value: Any, base: Mapping[str, Any]) -> Axis:

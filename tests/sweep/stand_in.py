@@ -122,10 +122,11 @@ def search(
 ) -> tuple[optuna.Study, str | None]:
     """Open the study in ``out`` and run it to ``trials``."""
     study = open_study(None, "s", out, create=True)
-    agree(study, {"space": space.as_dict(), "evaluation": task.evaluation()})
+    conditions = {"space": space.as_dict(), "evaluation": task.evaluation()}
+    agree(study, conditions)
     study.pruner = make_pruner(pruner, (0.25, 0.5, 0.75))
     fractions = () if pruner == "none" else (0.25, 0.5, 0.75)
-    sweep = Sweep(study, task, space, out, trials, fractions=fractions, keep=keep)
+    sweep = Sweep(study, task, space, conditions, out, trials, fractions=fractions, keep=keep)
     return study, run_sweep(sweep, make_sampler(sampler, space, seed), watcher or Silent())
 
 

@@ -10,14 +10,17 @@ import numpy as np
 import optuna
 import pytest
 
+from rosu_llm.errors import DataError
 from rosu_llm.evaluation.aggregates import harmonic_mean
+from rosu_llm.sweep import plots
 from rosu_llm.sweep.collect import collect, describe, importance, pareto
 from rosu_llm.sweep.plots import level_curve
 from rosu_llm.sweep.present import best_recipe, write
 from rosu_llm.sweep.space import read_space
+from rosu_llm.sweep.study import agree, disagree, open_study
 from rosu_llm.sweep.table import sweep_table
 from rosu_llm.training.recipe import build, read_config
-from tests.sweep.stand_in import StandIn, search
+from tests.sweep.stand_in import StandIn, Trainer, search
 
 SPACE = read_space(None, ["rho=0.1,0.3,0.45,0.8", "num_train_epochs=1,2"], StandIn.base)
 
@@ -92,6 +95,32 @@ def test_files_are_written_and_the_best_recipe_builds(shown: tuple[dict[str, Any
     assert "add model_name_or_path" in best_recipe(content, out)
 
 
+def test_a_kept_adapter_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LoRA runs leave no config.json."""
+
+    def save(self: Trainer) -> None:
+        folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+
+    monkeypatch.setattr(Trainer, "save_model", save)
+    task = StandIn()
+    study, _ = search(tmp_path, task, 1)
+    describe(study, task, seed=0)
+    assert collect(study, tmp_path)["trials"][0]["model"] == "trials/0000"
+    (tmp_path / "trials/0000/adapter_config.json").unlink()
+    assert collect(study, tmp_path)["trials"][0]["model"] is None
+
+
+def test_a_study_without_conditions_has_nothing_to_show(tmp_path: Path) -> None:
+    study = open_study(None, "s", tmp_path, create=True)
+    describe(study, StandIn(), seed=0)
+    agree(study, {})
+    disagree(study)
+    with pytest.raises(DataError, match="has not run a trial"):
+        collect(study, tmp_path)
+
+
 def test_without_a_finished_trial_there_is_a_table_only(shown: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     content = {**shown[0], "trials": [], "best": None, "pareto": []}
     written, _ = write(content, sweep_table(content), tmp_path)
@@ -117,3 +146,29 @@ def test_level_curves_have_the_harmonic_mean_they_say() -> None:
     for level in (0.1, 0.5, 0.9):
         for x in np.linspace(level / 2 + 0.01, 1.2, 7):
             assert harmonic_mean((float(x), float(level_curve(level, x)))) == pytest.approx(level)
+
+
+def test_curves_cross_the_plot_wherever_the_points_lie(
+    shown: tuple[dict[str, Any], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+    for centre, spread in ((0.5, 0.3), (0.95, 0.01), (0.03, 0.02), (1.1, 0.001)):
+        content = json.loads(json.dumps({**shown[0], "references": {}}))
+        for at, trial in enumerate(t for t in content["trials"] if t["state"] == "done"):
+            trial["scores"] |= {"Mem": centre + spread * (-1) ** at, "Util": centre - spread * (-1) ** at}
+        plots.frontier_plot(content, tmp_path / "unused.png")
+        (axes,) = drawn.pop().axes
+        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+        seen = 0
+        for line in axes.lines:
+            if line.get_color() == "0.8":
+                x, y = line.get_xdata(), line.get_ydata()
+                seen += bool(np.any((x > left) & (x < right) & (y > bottom) & (y < top)))
+        assert 2 <= seen <= 12
+        assert len([text for text in axes.texts if 0 < float(text.get_text()) < 1.5]) == seen
+
+
+def test_levels_are_round_and_between_the_corners() -> None:
+    assert plots.levels((0.85, 1.0), (0.9, 1.0)) == pytest.approx([0.88, 0.9, 0.92, 0.94, 0.96, 0.98])  # HM 0.874 … 1
+    assert plots.levels((-0.1, 1.0), (-0.1, 1.0)) == pytest.approx([0.2, 0.4, 0.6, 0.8])

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from rosu_llm.sweep.run import trial_folder
+from rosu_llm.sweep.sampler import make_sampler
 from rosu_llm.sweep.space import read_space
 from rosu_llm.sweep.study import open_study
 from tests.sweep.stand_in import STEPS, Silent, StandIn, rhos, search, states
@@ -151,6 +153,58 @@ def test_evaluations_of_beaten_trials_stay(tmp_path: Path) -> None:
 def test_a_grid_is_searched_once(tmp_path: Path) -> None:
     study, _ = search(tmp_path, StandIn(), 50, sampler="grid", space=GRID)
     assert sorted(rhos(study)) == [0.3, 0.45, 0.8]
+
+
+def test_a_grid_that_was_searched_is_left_alone(tmp_path: Path) -> None:
+    """One combination fails, so that fewer trials are finished than there are combinations."""
+
+    def failing(values: Mapping[str, Any]) -> dict[str, float]:
+        if values["rho"] == 0.45:
+            raise RuntimeError("out of memory")
+        return {"mem": 0.5, "util": 0.5}
+
+    for _ in range(3):
+        study, _ = search(tmp_path, StandIn(failing), 3, sampler="grid", space=GRID)
+        assert sorted(states(study)) == ["COMPLETE", "COMPLETE", "FAIL"]
+
+
+def test_combinations_of_killed_workers_are_all_run_again(tmp_path: Path) -> None:
+    """Optuna counts them as done and would stop after the first."""
+    study = open_study(None, "s", tmp_path, create=True)
+    study.sampler = make_sampler("grid", GRID, 0)
+    (tmp_path / "workers").mkdir()
+    for number in range(3):
+        trial = study.ask()
+        GRID.suggest(trial)
+        trial.set_user_attr("worker", f"dead-{number}")
+        (tmp_path / "workers" / f"dead-{number}").touch()
+    study, _ = search(tmp_path, StandIn(), 3, sampler="grid", space=GRID)
+    assert states(study) == ["FAIL"] * 3 + ["COMPLETE"] * 3
+    assert sorted(rhos(study)) == [0.3, 0.45, 0.8]
+
+
+@pytest.mark.parametrize("end", ["FAIL", "PRUNED"])
+def test_an_interruption_between_trials_repeats_none(end: str, tmp_path: Path) -> None:
+    """The second trial fails or is pruned, and the interruption comes when that is shown."""
+
+    class Interrupting(Silent):
+        def finished(self, trial: Any) -> None:
+            super().finished(trial)
+            if trial.state.name == end:
+                raise KeyboardInterrupt
+
+    task = StandIn()
+    usual = task.figures
+
+    def second(values: Mapping[str, Any]) -> dict[str, float]:
+        if len(task.trainers) == 2:
+            raise optuna.TrialPruned if end == "PRUNED" else RuntimeError("out of memory")
+        return usual(values)
+
+    task.figures = second
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, task, 3, watcher=Interrupting())
+    assert states(open_study(None, "s", tmp_path, create=False)) == ["COMPLETE", end]
 
 
 def test_two_workers_share_one_study(tmp_path: Path) -> None:

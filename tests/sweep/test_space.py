@@ -14,6 +14,10 @@ from rosu_llm.training.recipe import build
 
 BASE: dict[str, Any] = {"method": "rosu", "learning_rate": 1e-3}
 
+#: Settings that decide what a trial is asked, or of which model.
+MEASURED = ["model_name_or_path", "forget_data", "retain_data", "holdout_data", "chat_format", "limit"]
+MEASURED += ["question_key", "answer_key", "text_key", "max_length", "min_length"]
+
 
 def axes(*entries: str, **base: Any) -> dict[str, Axis]:
     return {axis.key: axis for axis in read_space(None, entries, {**BASE, **base}).axes}
@@ -23,9 +27,9 @@ def test_a_file_and_the_short_form_say_the_same(tmp_path: Path) -> None:
     file = tmp_path / "space.yaml"
     file.write_text(
         "method: [rosu, uam]\nlearning-rate: {low: 1e-6, high: 1e-4, log: true}\n"
-        "num_train_epochs: {low: 2, high: 10, step: 2}\nmax_length: {low: 8, high: 64}\nlora_r: [null, 8]\n"
+        "num_train_epochs: {low: 2, high: 10, step: 2}\nmax_steps: {low: 8, high: 64}\nlora_r: [null, 8]\n"
     )
-    short = ("method=rosu,uam", "learning_rate=1e-6..1e-4:log", "num-train-epochs=2..10:2", "max_length=8..64")
+    short = ("method=rosu,uam", "learning_rate=1e-6..1e-4:log", "num-train-epochs=2..10:2", "max_steps=8..64")
     read = read_space(file, [], BASE)
     assert read.axes[:4] == read_space(None, short, BASE).axes
     assert [axis.kind for axis in read.axes] == ["choice", "float", "float", "int", "choice"]
@@ -42,12 +46,12 @@ def test_whole_numbers_stay_whole_and_others_do_not() -> None:
 
 
 def test_suggestions_lie_in_the_space() -> None:
-    space = read_space(None, ["learning_rate=1e-6..1e-4:log", "method=rosu,uam", "max_length=8..64:8"], BASE)
+    space = read_space(None, ["learning_rate=1e-6..1e-4:log", "method=rosu,uam", "max_steps=8..64:8"], BASE)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     drawn = [space.suggest(study.ask()) for _ in range(60)]
-    assert list(drawn[0]) == ["learning_rate", "method", "max_length"]
+    assert list(drawn[0]) == ["learning_rate", "method", "max_steps"]
     assert {values["method"] for values in drawn} == {"rosu", "uam"}
-    assert {values["max_length"] for values in drawn} == set(range(8, 65, 8))
+    assert {values["max_steps"] for values in drawn} == set(range(8, 65, 8))
     rates = [values["learning_rate"] for values in drawn]
     assert all(1e-6 <= rate <= 1e-4 for rate in rates)
     assert 0.25 < sum(rate < 1e-5 for rate in rates) / 60 < 0.75  # a tenth of them without log
@@ -55,9 +59,9 @@ def test_suggestions_lie_in_the_space() -> None:
 
 def test_all_values_of_an_axis() -> None:
     assert axes("rho=0.1..0.7:0.2")["rho"].values() == pytest.approx([0.1, 0.3, 0.5, 0.7])
-    assert axes("max_length=8..11")["max_length"].values() == [8, 9, 10, 11]
+    assert axes("max_steps=8..11")["max_steps"].values() == [8, 9, 10, 11]
     assert axes("method=rosu,uam")["method"].values() == ["rosu", "uam"]
-    for entry in ("rho=0.1..0.7", "max_length=8..64:log"):
+    for entry in ("rho=0.1..0.7", "max_steps=8..64:log"):
         with pytest.raises(ConfigError, match="give it a list or a step"):
             next(iter(axes(entry).values())).values()
 
@@ -87,16 +91,26 @@ def test_lists_as_choices_come_back_as_lists(tmp_path: Path) -> None:
         (["method=rosu,nope"], "cannot be searched at method = nope"),
         (["method=1..3"], "has no range"),
         (["bf16=0..1"], "cannot be read as bool"),
-        (["max_length=8.5..64"], "cannot be read as int"),
+        (["max_steps=8.5..64"], "cannot be read as int"),
         (["seed=0,1"], "pass --seed"),
         (["output_dir=a,b"], "trials lie below --out"),
-        (["forget_data=a,b"], "no common Agg_MU"),
+        (["rho=0.1..0.8:lin"], "ends in 'lin', which is neither log nor a step: write rho=0.1..0.8 for even"),
+        (["rho=0.1..0.8:"], "ends in '', which is neither log nor a step"),
+        (["rho=0.1,,0.2"], "'rho=0.1,,0.2' has an empty choice between its commas"),
+        (["rho=0.1..0.2,0.4"], "rho='0.1..0.2' cannot be read as float"),
+        (["retain_data=../a,b"], "no common Agg_MU"),
+        *(([f"{key}=a,b"], f"^{key} is nothing to search: .*no common Agg_MU") for key in MEASURED),
         (["save_strategy=no,epoch"], "the same for every trial"),
     ],
 )
 def test_mistakes_are_told_before_any_trial(entries: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_space(None, entries, BASE)
+
+
+def test_paths_are_no_ranges() -> None:
+    assert axes("run_name=../a,../b")["run_name"].choices == ("../a", "../b")
+    assert axes("run_name=../a")["run_name"].choices == ("../a",)
 
 
 @pytest.mark.parametrize("text", ["rho: 0.4", "rho: []", "rho: {low: 0.1}", "rho: {low: 0.1, high: 0.2, lg: true}"])
