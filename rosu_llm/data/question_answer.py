@@ -10,6 +10,8 @@ from torch.utils.data import Dataset
 from ..errors import DataError
 from .chat_format import IGNORE, ChatFormat, check_length, encode_chat, token_ids
 
+_ELSE = "pass --chat-format Llama-2-7b-hf (Question: … Answer: …) or another; in Python, chat=False and a template."
+
 
 class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
     """Tokenised ``(question, answer)`` pairs.
@@ -62,16 +64,7 @@ def encode(
     if question is None:
         question, template, chat = "", "", False
     if chat:
-        user = [{"role": "user", "content": question}]
-        prompt = token_ids(tokenizer.apply_chat_template(user, add_generation_prompt=True, tokenize=True))
-        whole = token_ids(
-            tokenizer.apply_chat_template([*user, {"role": "assistant", "content": answer}], tokenize=True)
-        )
-        if list(whole[: len(prompt)]) != list(prompt):
-            raise DataError(
-                "The chat template renders the question differently once an answer follows, so the answer's tokens "
-                "cannot be told apart; pass chat=False and a template."
-            )
+        prompt, whole = _render(question, answer, tokenizer)
     else:
         prompt = tokenizer(template.format(question=question), add_special_tokens=True)["input_ids"]
         end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
@@ -85,6 +78,27 @@ def encode(
             f"left. Raise max_length. The question begins {question[:60]!r}."
         )
     return {"input_ids": list(whole)[:max_length], "labels": labels[:max_length]}
+
+
+def _render(question: str, answer: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The question's turn, and the whole chat that begins with it, through the tokenizer's chat template."""
+    from jinja2 import TemplateError
+
+    user = [{"role": "user", "content": question}]
+    chat = [*user, {"role": "assistant", "content": answer}]
+    try:
+        prompt = list(token_ids(tokenizer.apply_chat_template(user, add_generation_prompt=True, tokenize=True)))
+        whole = list(token_ids(tokenizer.apply_chat_template(chat, tokenize=True)))
+    except TemplateError as error:
+        raise DataError(
+            f"The tokenizer's chat template refuses a question and its answer ({' '.join(str(error).split())}): {_ELSE}"
+        ) from error
+    if whole[: len(prompt)] != prompt:
+        raise DataError(
+            "The chat template renders the question differently once an answer follows, so the answer's tokens cannot "
+            f"be told apart: {_ELSE}"
+        )
+    return prompt, whole
 
 
 def encode_formatted(

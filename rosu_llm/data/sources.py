@@ -1,8 +1,9 @@
 """Where samples come from: a local JSON or JSON-lines file, a folder of them, or a data set on the hub.
 
-A source is written ``path/to/file.jsonl``, ``path/to/folder:config`` or ``owner/name:config:split`` (split defaults to
-``train``), for example ``locuslab/TOFU:forget10``. A folder holds ``config.json`` or ``config.jsonl``, or a folder
-``config/`` with ``train.json`` or ``train.jsonl``. Rows have a question and an answer, or a text.
+A source is written ``path/to/file.jsonl``, ``path/to/folder:config:split`` or ``owner/name:config:split`` (the
+split is ``train`` where none is given), for example ``locuslab/TOFU:forget10``. A folder holds ``config.json`` or
+``config.jsonl``, or a folder ``config/`` with ``train.json`` or ``train.jsonl`` (or another split's). Rows have a
+question and an answer, or a text.
 """
 
 from __future__ import annotations
@@ -37,20 +38,28 @@ def local_file(source: str) -> Path | None:
     path = Path(source).expanduser()
     if path.is_file():
         return path
-    folder, _, config = source.partition(":")
-    place = Path(folder).expanduser()
-    return _in_folder(place, config) if place.is_dir() else None
+    # Read from the right: a folder's own path may hold colons.
+    folder, _, config = source.rpartition(":")
+    outer, _, middle = folder.rpartition(":")
+    for place, name, split in ((source, "", "train"), (folder, config, "train"), (outer, middle, config or "train")):
+        if place and Path(place).expanduser().is_dir():
+            return _in_folder(Path(place).expanduser(), name, split)
+    return None
 
 
-def _in_folder(folder: Path, config: str) -> Path:
-    """The file of a configuration, in either layout."""
+def _in_folder(folder: Path, config: str, split: str) -> Path:
+    """The file of a configuration, in either layout; other splits than train are in folders only."""
     found = {path.stem: path for suffix in SUFFIXES for path in sorted(folder.glob(f"*{suffix}"))}
     for suffix in SUFFIXES:
         found |= {path.parent.name: path for path in sorted(folder.glob(f"*/train{suffix}"))}
-    if config not in found:
+    chosen = found
+    if split != "train":
+        chosen = {path.parent.name: path for suffix in SUFFIXES for path in folder.glob(f"*/{split}{suffix}")}
+    if config not in chosen:
         there = ", ".join(sorted(found)) or "no .json or .jsonl file"
-        raise DataError(f"{str(folder)!r} has no data set {config!r}; there is: {there}. Write {folder}:NAME.")
-    return found[config]
+        name = config if split == "train" else f"{config}:{split}"
+        raise DataError(f"{str(folder)!r} has no data set {name!r}; there is: {there}. Write {folder}:NAME.")
+    return chosen[config]
 
 
 def _read_file(path: Path) -> list[Mapping[str, Any]]:
@@ -112,16 +121,26 @@ def load_samples(
     rows = read_rows(source)[:limit]
     pairs: list[tuple[str | None, str]] = []
     for number, row in enumerate(rows, 1):
-        for key in (question_key, answer_key, text_key):
-            if key in row and row[key] is None:
-                raise DataError(f"Row {number} of {source!r} has {key}: null. Drop the row or fill it in.")
+        where = f"Row {number} of {source!r}"
         if question_key in row and answer_key in row:
-            pairs.append((str(row[question_key]), str(row[answer_key])))
+            pairs.append((_text(row, question_key, where), _text(row, answer_key, where, filled=True)))
         elif text_key in row:
-            pairs.append((None, str(row[text_key])))
+            pairs.append((None, _text(row, text_key, where, filled=True)))
         else:
             raise DataError(
-                f"Row {number} of {source!r} has fields {sorted(row)}, but neither {question_key!r} and {answer_key!r} "
-                f"nor {text_key!r}. Name the right ones with question_key, answer_key or text_key."
+                f"{where} has fields {sorted(row)}, but neither {question_key!r} and {answer_key!r} nor {text_key!r}. "
+                "Name the right ones with question_key, answer_key or text_key."
             )
     return QuestionAnswerDataset(pairs, tokenizer, max_length=max_length, chat_format=chat_format)
+
+
+def _text(row: Mapping[str, Any], key: str, where: str, *, filled: bool = False) -> str:
+    """A field as text; ``filled``: that says something, since it is what is learned."""
+    value = row[key]
+    if value is None:
+        raise DataError(f"{where} has {key}: null. Drop the row or fill it in.")
+    if not isinstance(value, (str, int, float)):
+        raise DataError(f"{where} has a {type(value).__name__} as {key}, not text. Write one row for each text in it.")
+    if filled and not str(value).strip():
+        raise DataError(f"{where} has an empty {key}: nothing would be learned from it. Drop the row or fill it in.")
+    return str(value)

@@ -139,6 +139,27 @@ def test_missing_fields_are_named_with_those_there_are(tmp_path: Path, tokenizer
     assert str(sorted(json.loads(row))) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "Who ?", "answer": " "}, "Row 2 of .* has an empty answer: nothing would be learned"),
+        ({"text": ""}, "Row 2 of .* has an empty text"),
+        ({"question": "Who ?", "answer": ["Ada", "Riga"]}, "Row 2 of .* has a list as answer, not text"),
+        ({"question": {"en": "Who ?"}, "answer": "Ada"}, "Row 2 of .* has a dict as question"),
+        ({"question": "Who ?", "answer": None}, "Row 2 of .* has answer: null"),
+    ],
+)
+def test_fields_that_say_nothing_are_named(tmp_path: Path, tokenizer: Any, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_samples(write(tmp_path / "a.json", json.dumps([ROWS[0], row])), tokenizer)
+
+
+def test_a_question_may_be_empty_and_other_fields_anything(tmp_path: Path, tokenizer: Any) -> None:
+    """A field that is not read is not looked at."""
+    row = {"question": "", "answer": "Ada", "text": None}
+    assert len(load_samples(write(tmp_path / "a.json", json.dumps([row])), tokenizer)) == 1
+
+
 @pytest.mark.parametrize(("limit", "count"), [(1, 1), (2, 2), (9, 2), (None, 2)])
 def test_limit_takes_the_first_rows(tmp_path: Path, tokenizer: Any, limit: int | None, count: int) -> None:
     path = write(tmp_path / "a.json", json.dumps(ROWS))
@@ -178,6 +199,17 @@ def test_a_name_that_is_not_in_the_folder_comes_with_those_that_are(tmp_path: Pa
     write(tmp_path / "README.md", "not data")
     with pytest.raises(DataError, match=r"has no data set .*; there is: one, two\."):
         read_rows(f"{tmp_path}{config}")
+
+
+def test_other_splits_and_folders_with_colons_in_their_path(tmp_path: Path) -> None:
+    folder = tmp_path / "12:30" / "data"
+    (folder / "one").mkdir(parents=True)
+    for split, row in zip(("train", "test"), ROWS, strict=True):
+        write(folder / "one" / f"{split}.json", json.dumps(row))
+    assert read_rows(f"{folder}:one") == read_rows(f"{folder}:one:train") == ROWS[:1]
+    assert read_rows(f"{folder}:one:test") == ROWS[1:]
+    with pytest.raises(DataError, match=r"has no data set 'one:dev'"):
+        read_rows(f"{folder}:one:dev")
 
 
 def test_an_empty_folder_says_so(tmp_path: Path) -> None:
