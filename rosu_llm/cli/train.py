@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         "--list-settings", action="store_true", help="print the method's and the run's settings and stop"
     )
     options, rest = parser.parse_known_args(argv)
-    if options.accelerate_config or options.num_processes:
+    if options.accelerate_config or options.num_processes is not None:
         from .launcher import launch
 
         return launch(options.accelerate_config, options.num_processes, argv)

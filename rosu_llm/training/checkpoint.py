@@ -1,13 +1,14 @@
 """Checkpoints that are either whole or recognisably not.
 
-A run can be killed while it writes. A checkpoint carries a marker from before its first byte until
-after its last one; resuming passes over marked ones. Model files are written beside their destination
-and renamed into it.
+A run can be killed while it writes or deletes. A checkpoint carries a marker from before its first byte until after
+its last one; resuming passes over marked ones, and over those that lack a part. Old ones are deleted only once the
+new one is whole. Model files are written beside their destination and renamed into it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -19,8 +20,22 @@ from ..errors import ConfigError
 MARKER = "incomplete"
 STATE_FILE = "rosu_state.json"
 REFERENCE_FILE = "rosu_reference.safetensors"
+THETA_FILE = "rosu_theta.safetensors"
 
 _NAME = re.compile(r"checkpoint-(\d+)")
+_STATE = "trainer_state.json"
+#: Any of these is a model: whole, an adapter, FSDP's, DeepSpeed's, representation level's. Sharded ones have an index.
+_MODELS = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "adapter_model.*",
+    "*/adapter_model.*",
+    "pytorch_model_fsdp*",
+    "global_step*",
+    THETA_FILE,
+)
+_OPTIMIZERS = ("*optimizer*", "global_step*")
+_SCHEDULERS = ("scheduler.pt", "global_step*")
 
 
 @contextlib.contextmanager
@@ -35,21 +50,65 @@ def marked(folder: Path, writer: bool) -> Iterator[None]:
         marker.unlink(missing_ok=True)
 
 
-def last_complete(folder: Path) -> Path | None:
-    """The newest whole checkpoint in a run's folder."""
-    if not folder.is_dir():
-        return None
-    found = [(int(m[1]), p) for p in folder.iterdir() if p.is_dir() and (m := _NAME.fullmatch(p.name))]
-    for _, path in sorted(found, reverse=True):
-        if (path / "trainer_state.json").is_file() and not (path / MARKER).exists():
+def last_complete(folder: Path, *, resumable: bool = False) -> Path | None:
+    """The newest whole checkpoint in a run's folder; ``resumable``: among those with an optimizer's state."""
+    for path in reversed(_checkpoints(folder)):
+        if _defect(path, resumable=resumable) is None:
             return path
     return None
 
 
+def _checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a run's folder, whole or not, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [(int(m[1]), p) for p in folder.iterdir() if p.is_dir() and (m := _NAME.fullmatch(p.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _defect(path: Path, *, resumable: bool) -> str | None:
+    """Why ``path`` is no whole checkpoint; None where it is one."""
+    if (path / MARKER).exists():
+        return "was not written to the end (the run was killed while saving)"
+    if not (path / _STATE).is_file():
+        return f"is no checkpoint (it has no {_STATE})"
+    if not _has_model(path):
+        return "holds no model (part of it was deleted)"
+    if resumable and not (_any(path, _OPTIMIZERS) and _any(path, _SCHEDULERS)):
+        return "holds no optimizer state (it is a finished run's model, or was saved with save_only_model)"
+    return None
+
+
+def _has_model(path: Path) -> bool:
+    indexes = (json.loads(index.read_text(encoding="utf-8")) for index in path.glob("*.index.json"))
+    shards = {shard for index in indexes for shard in index["weight_map"].values()}
+    return all((path / shard).is_file() for shard in shards) if shards else _any(path, _MODELS)
+
+
+def _any(path: Path, patterns: tuple[str, ...]) -> bool:
+    return any(next(path.glob(pattern), None) is not None for pattern in patterns)
+
+
+def rotate(newest: Path, limit: int | None, best: str | None = None) -> None:
+    """Keep ``limit`` checkpoints beside and including ``newest``; broken ones go first, ``best`` never."""
+    every = _checkpoints(newest.parent) if limit is not None and limit > 0 else []
+    spared = {newest.resolve(), *([Path(best).resolve()] if best else [])}
+    others = [path for path in every if path.resolve() not in spared]
+    others.sort(key=lambda path: _defect(path, resumable=False) is None)
+    for path in others[: max(0, len(every) - (limit or 0))]:
+        _delete(path)
+
+
 def remove_all(folder: Path) -> None:
     """Delete every checkpoint of a run, so that a new one in the same folder cannot be confused with it."""
-    for path in [p for p in folder.iterdir() if p.is_dir() and _NAME.fullmatch(p.name)] if folder.is_dir() else []:
-        shutil.rmtree(path)
+    for path in _checkpoints(folder):
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    # Killed half-way, what is left must not look like a checkpoint: its state goes first.
+    (path / _STATE).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def resolve_resume(value: str | bool | None, output_dir: str) -> str | None:
@@ -57,25 +116,21 @@ def resolve_resume(value: str | bool | None, output_dir: str) -> str | None:
     if not value:
         return None
     if value is True:
-        found = last_complete(Path(output_dir))
+        found = last_complete(Path(output_dir), resumable=True)
         if found is None:
             raise ConfigError(
-                f"resume_from_checkpoint=True, but {output_dir!r} holds no complete checkpoint. "
-                "Start without it, or give the path of a checkpoint."
+                f"resume_from_checkpoint=True, but {output_dir!r} holds no complete checkpoint with an optimizer's "
+                "state. Start without it, or give the path of a checkpoint."
             )
         return str(found)
     path = Path(value)
     if not path.is_dir():
         raise ConfigError(f"resume_from_checkpoint={value!r} is not a folder.")
-    if not (path / "trainer_state.json").is_file() and not (path / MARKER).exists():
+    defect = _defect(path, resumable=True)
+    if defect is not None:
         raise ConfigError(
-            f"resume_from_checkpoint={value!r} is no checkpoint (it has no trainer_state.json). "
-            "Give a folder named checkpoint-N, or true for the newest of output_dir."
-        )
-    if (path / MARKER).exists():
-        raise ConfigError(
-            f"{value!r} was not written to the end (the run was killed while saving). "
-            "Use an earlier one, or resume_from_checkpoint=True to pick the newest complete one."
+            f"resume_from_checkpoint={value!r} {defect}. Give a folder named checkpoint-N, or true for the newest "
+            "complete one of output_dir."
         )
     return str(path)
 
@@ -114,8 +169,11 @@ def numpy_state_allowed() -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename."""
+    """Write ``text`` beside ``path`` and rename; of several processes that do so at once, the last one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

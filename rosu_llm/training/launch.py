@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
 from ..data.chat_format import FORMAT_FILE, ChatFormat, find_format, format_json, saved_format
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset, RetainDataset
 from ..data.sources import load_samples
 from ..errors import ConfigError, DataError
-from .checkpoint import last_complete, remove_all, write_atomically
+from .checkpoint import remove_all, write_atomically
+from .checks import check_config, check_model, check_output, check_start, make_output
 from .config import ROSUConfig
 from .precision import dtype_argument
 from .recipe import RunArguments, one_line
+from .resume import settings_to_keep
 from .run_record import write_record
-from .trainer import ROSUTrainer
+from .trainer import ROSUMixin, ROSUTrainer
 
 logger = logging.getLogger(__name__)
 
 
 def run(arguments: RunArguments, config: ROSUConfig) -> ROSUTrainer:
     """Unlearn as described; returns the trainer after training and saving."""
+    check_start(arguments, config)
     return train(*load(arguments, config), arguments, config)
 
 
@@ -37,16 +42,25 @@ def load(arguments: RunArguments, config: ROSUConfig) -> tuple[Any, Any, Any, An
             "representation). Give one source and one length, or join the files."
         )
     check_output(arguments, config)
-    check_reports(config)
+    check_config(config)
+    check_model(arguments)
     if config.calibrate == "holdout" and not arguments.holdout_data:
         raise DataError("calibrate: holdout needs never-trained samples: pass --holdout-data FILE (or a target loss).")
     tokenizer = load_tokenizer(arguments)
     form = chat_format(arguments, tokenizer)
     sources = (arguments.forget_data, arguments.retain_data, arguments.holdout_data)
     forget, retain, holdout = (_samples(source, tokenizer, form, arguments) if source else None for source in sources)
+    if forget is not None and "forget" not in parts_needed(config) and config.should_log:
+        logger.warning(
+            "method=%s learns retain_data alone; with forget_data an epoch is %d samples of it, as in a run that "
+            "forgets, not all %d. Leave forget_data out to learn every row once per epoch.",
+            config.method,
+            len(forget) * arguments.retain_per_forget,
+            len(retain or ()),
+        )
     model = _model(arguments)
     for part in (forget, retain, holdout):
-        _check_context(part, model, arguments)
+        _check_fits(part, model, tokenizer, form, arguments)
     return model, tokenizer, forget, retain, holdout
 
 
@@ -54,11 +68,29 @@ def train(
     model: Any, tokenizer: Any, forget: Any, retain: Any, holdout: Any, arguments: RunArguments, config: ROSUConfig
 ) -> ROSUTrainer:
     """The second half of :func:`run`, for a model and data that are loaded already."""
-    if config.should_save:
+    form = chat_format(arguments, tokenizer)
+    make_output(config)
+    trainer = build_trainer(model, tokenizer, forget, retain, holdout, arguments, config)
+    train_and_save(trainer, arguments, config, lambda: remember_format(form, Path(config.output_dir)))
+    return trainer
+
+
+def train_and_save(
+    trainer: ROSUMixin, arguments: RunArguments, config: ROSUConfig, at_start: Callable[[], None] = lambda: None
+) -> None:
+    """Train and write the model, its card and its record.
+
+    What lies in the output folder is touched, and ``at_start`` called, only when the first step is due: whatever is
+    wrong with the run has come out by then.
+    """
+
+    def take_over() -> None:
         if arguments.overwrite and not config.resume_from_checkpoint:
             remove_all(Path(config.output_dir))
-        remember_format(chat_format(arguments, tokenizer), Path(config.output_dir))
-    trainer = build_trainer(model, tokenizer, forget, retain, holdout, arguments, config)
+        at_start()
+
+    trainer.run_settings = settings_to_keep(arguments, config)
+    trainer.add_callback(_WhenItStarts(take_over))
     start = perf_counter()
     trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     seconds = perf_counter() - start
@@ -66,7 +98,17 @@ def train(
     trainer.create_model_card()
     write_record(trainer, arguments, seconds)
     logger.info("The model is in %s", config.output_dir)
-    return trainer
+
+
+class _WhenItStarts(TrainerCallback):
+    """Does something once, on the process that writes, after everything is built and a checkpoint is loaded."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.should_save:
+            self._act()
 
 
 def build_trainer(
@@ -123,38 +165,26 @@ def _samples(source: str, tokenizer: Any, form: ChatFormat | None, arguments: Ru
     )
 
 
-def _check_context(samples: Any, model: Any, arguments: RunArguments) -> None:
-    """Raise for samples that are longer than what the model can read at once."""
-    limit = getattr(model.config, "max_position_embeddings", None)
-    longest = max((len(sample["input_ids"]) for sample in samples or ()), default=0)
-    if isinstance(limit, int) and longest > limit:
-        raise DataError(
-            f"The longest sample has {longest} tokens, but {arguments.model_name_or_path!r} reads {limit} at once: "
-            f"drop the long rows, or pass --max-length {limit}."
-        )
-
-
-def check_reports(config: ROSUConfig) -> None:
-    """Raise for a logging tool that is not installed, before anything is loaded."""
-    from transformers.integrations import get_available_reporting_integrations
-
-    known = get_available_reporting_integrations()
-    for name in [config.report_to] if isinstance(config.report_to, str) else config.report_to or []:
-        if name not in known:
-            raise ConfigError(
-                f"report_to={name!r} is not installed: pip install {name}, or pass --report-to none (the logs are in "
-                "trainer_state.json anyway)."
-            )
-
-
-def check_output(arguments: RunArguments, config: ROSUConfig) -> None:
-    """Raise for an output folder with checkpoints of another run."""
-    if config.resume_from_checkpoint or arguments.overwrite or last_complete(Path(config.output_dir)) is None:
+def _check_fits(samples: Any, model: Any, tokenizer: Any, form: ChatFormat | None, arguments: RunArguments) -> None:
+    """Raise for samples that are longer than what the model can read at once, or have tokens it does not know."""
+    if not samples:
         return
-    raise ConfigError(
-        f"output_dir={config.output_dir!r} already holds checkpoints. Pass --resume-from-checkpoint true to go on "
-        "from the newest, --overwrite true to start over, or another --output-dir."
-    )
+    name, limit = arguments.model_name_or_path, getattr(model.config, "max_position_embeddings", None)
+    longest = max(len(sample["input_ids"]) for sample in samples)
+    if isinstance(limit, int) and longest > limit:
+        cut = f"pass --max-length {limit}, which cuts answers" if form is None else "take a model that reads more"
+        raise DataError(
+            f"The longest sample has {longest} tokens, but {name!r} reads {limit} at once: drop the long rows, "
+            f"or {cut}."
+        )
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    highest = max(tokenizer.pad_token_id, *(max(sample["input_ids"], default=0) for sample in samples))
+    if isinstance(rows, int) and highest >= rows:
+        raise ConfigError(
+            f"The tokenizer gives token {highest} ({tokenizer.convert_ids_to_tokens(highest)!r}), but {name!r} has "
+            f"embeddings for {rows} only: put the model's own tokenizer beside it, or enlarge its embeddings "
+            "(model.resize_token_embeddings)."
+        )
 
 
 def load_tokenizer(arguments: RunArguments) -> Any:

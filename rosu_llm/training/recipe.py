@@ -21,6 +21,9 @@ from ..losses import LOSSES
 from .config import ROSUConfig
 from .representation_config import RepresentationConfig
 
+#: Options of ``rosu train`` itself, written with hyphens and on the command line only.
+COMMAND_OPTIONS = ("config", "accelerate_config", "num_processes", "smoke", "list_settings")
+
 
 @dataclass
 class RunArguments:
@@ -72,6 +75,12 @@ class RunArguments:
                 raise ConfigError(f"{name} is missing: put it in the configuration file or pass --{flag} VALUE.")
         if self.lora_r is not None and self.lora_r < 1:
             raise ConfigError(f"lora_r={self.lora_r} is no rank: give at least 1, or leave it out to train everything.")
+        if self.lora_r is not None and self.lora_alpha < 1:
+            raise ConfigError(f"lora_alpha={self.lora_alpha} scales the adapter away: give at least 1, e.g. 32.")
+        if not 0.0 <= self.lora_dropout < 1.0:
+            raise ConfigError(f"lora_dropout={self.lora_dropout} is no share of inputs to drop: give 0 to 0.9.")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit={self.limit} leaves no row: give at least 1, or leave it out to use every row.")
         if self.dtype not in ("float32", "bfloat16"):
             raise unknown("dtype", self.dtype, ("float32", "bfloat16"))
 
@@ -152,6 +161,9 @@ def one_line(error: object) -> str:
 def _unknown_key(key: str, fields: Mapping[str, Any], chosen: type[ROSUConfig]) -> ConfigError:
     from difflib import get_close_matches
 
+    if key in COMMAND_OPTIONS:
+        flag = key.replace("_", "-")
+        return ConfigError(f"{key!r} is no setting of the run but an option of the command: write --{flag}.")
     if chosen is ROSUConfig and key in RepresentationConfig.__dataclass_fields__:
         return ConfigError(
             f"{key!r} is a setting of representation-level unlearning: set forget_loss and retain_loss to "

@@ -34,7 +34,7 @@ from ..representation.loading import load_truncated
 from ..representation.names import check_target, layer_index, layer_stack, trainable_names
 from ..space import LocalSpace, ReplicaSpace, TensorSpace
 from ..step import Outcome
-from .checkpoint import staged
+from .checkpoint import THETA_FILE, staged
 from .layout import average_over_ranks, compute_dtype
 from .precision import dtype_argument
 from .representation_config import RepresentationArguments, RepresentationConfig
@@ -42,8 +42,6 @@ from .trainer import ROSUMixin
 from .window import PARTS, WindowLoss
 
 logger = logging.getLogger(__name__)
-
-THETA_FILE = "rosu_theta.safetensors"
 
 
 class RepresentationMixin(ROSUMixin):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -12,18 +9,16 @@ import torch
 from ..data.corpus import AlternatingCorpora, TextCorpus, load_corpus
 from ..data.pairing import ForgetRetainCollator
 from ..errors import ConfigError
-from .checkpoint import remove_all
-from .launch import check_output, check_reports, load_tokenizer
+from .checks import check_config, check_model, check_output, check_start, make_output
+from .launch import load_tokenizer, train_and_save
 from .recipe import RunArguments
 from .representation import RepresentationTrainer
 from .representation_config import RepresentationConfig
-from .run_record import write_record
-
-logger = logging.getLogger(__name__)
 
 
 def run_representation(arguments: RunArguments, config: RepresentationConfig) -> RepresentationTrainer:
     """Unlearn as described; returns the trainer after training and saving."""
+    check_start(arguments, config)
     return train_representation(*load_corpora(arguments, config), arguments, config)
 
 
@@ -44,7 +39,8 @@ def load_corpora(
             "holds as many documents to keep as to forget: leave it out."
         )
     check_output(arguments, config)
-    check_reports(config)
+    check_config(config)
+    check_model(arguments)
     tokenizer = load_tokenizer(arguments)
     sources = [arguments.forget_data] if isinstance(arguments.forget_data, str) else list(arguments.forget_data or [])
     lengths = _lengths(arguments.max_length, len(sources))
@@ -64,17 +60,10 @@ def train_representation(
     config: RepresentationConfig,
 ) -> RepresentationTrainer:
     """The second half of :func:`run_representation`, for corpora that are loaded already."""
+    make_output(config)
     trainer = build_representation_trainer(model, tokenizer, forget, retain, arguments, config)
     trainer.check_destination(overwrite=arguments.overwrite)
-    if arguments.overwrite and not config.resume_from_checkpoint and config.should_save:
-        remove_all(Path(config.output_dir))
-    start = perf_counter()
-    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
-    seconds = perf_counter() - start
-    trainer.save_model()
-    trainer.create_model_card()
-    write_record(trainer, arguments, seconds)
-    logger.info("The model is in %s", config.output_dir)
+    train_and_save(trainer, arguments, config)
     return trainer
 
 

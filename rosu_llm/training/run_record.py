@@ -1,4 +1,4 @@
-"""What a finished run leaves about itself, for ``rosu report`` and for whoever finds the folder later."""
+"""What a run leaves about itself, for ``rosu report``, for resuming, and for whoever finds the folder later."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from .arguments import MethodArguments
 from .checkpoint import write_atomically
 from .recipe import RunArguments
 
@@ -35,19 +36,24 @@ _TRAINING = (
 )
 
 
+def run_settings(arguments: RunArguments, method: MethodArguments, training: Any) -> dict[str, Any]:
+    """What was run: the data and the model, the method, and the training arguments that matter."""
+    chosen = {name: getattr(training, name) for name in _TRAINING}
+    return {
+        **dataclasses.asdict(arguments),
+        **method.method_dict(),
+        **{name: getattr(value, "value", value) for name, value in chosen.items()},
+    }
+
+
 def write_record(trainer: Any, arguments: RunArguments, seconds: float) -> None:
     """Write ``trainer_state.json`` and ``rosu_run.json`` into the run's folder, on the main process."""
     if not trainer.is_world_process_zero():
         return
     trainer.save_state()
-    chosen = {name: getattr(trainer.args, name) for name in _TRAINING}
     record = {
         "schema": SCHEMA,
-        "settings": {
-            **dataclasses.asdict(arguments),
-            **trainer.method_args.method_dict(),
-            **{name: getattr(value, "value", value) for name, value in chosen.items()},
-        },
+        "settings": run_settings(arguments, trainer.method_args, trainer.args),
         "processes": trainer.accelerator.num_processes,
         "layout": trainer.layout,
         "steps": trainer.state.global_step,

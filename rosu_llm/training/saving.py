@@ -20,6 +20,7 @@ from .checkpoint import (
     last_complete,
     marked,
     numpy_state_allowed,
+    rotate,
     staged,
     write_atomically,
 )
@@ -37,18 +38,35 @@ class Saving(Base):  # type: ignore[misc]
     method_args: MethodArguments
     _reference_logprobs: ReferenceLogProbs
     _calibrator: Calibrator | None
+    #: What a checkpoint says about its run, so that resuming can tell whether it is the same one.
+    run_settings: Mapping[str, Any] | None = None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any, *args: Any, **kwargs: Any) -> None:
+        """Trainer's, but old checkpoints are deleted after the new one is whole: killed in between, one is left."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        with marked(folder, writer=self.args.should_save):
-            if self.args.should_save:
-                if self._reference_logprobs.values:
-                    self._reference_logprobs.save(folder / REFERENCE_FILE)
-                if self._calibrator is not None:
-                    write_atomically(folder / STATE_FILE, json.dumps({"calibrate_target": self._calibrator.target}))
-            super()._save_checkpoint(model, trial, *args, **kwargs)
-            # Every rank writes its shards and random state: the checkpoint is whole when the last one has.
-            self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            with marked(folder, writer=self.args.should_save):
+                if self.args.should_save:
+                    self._save_method(folder)
+                super()._save_checkpoint(model, trial, *args, **kwargs)
+                # Every rank writes its shards and random state: the checkpoint is whole when the last one has.
+                self.accelerator.wait_for_everyone()
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            rotate(folder, limit, self.state.best_model_checkpoint)
+
+    def _save_method(self, folder: Path) -> None:
+        if self._reference_logprobs.values:
+            self._reference_logprobs.save(folder / REFERENCE_FILE)
+        state: dict[str, Any] = {}
+        if self._calibrator is not None:
+            state["calibrate_target"] = self._calibrator.target
+        if self.run_settings is not None:
+            state["settings"] = self.run_settings
+        if state:
+            write_atomically(folder / STATE_FILE, json.dumps(state))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As Trainer's, which writes no model at all when FSDP checkpoints are sharded: gather one here."""

@@ -238,7 +238,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         if checkpoint is not None and self._calibrator is not None:
             state = Path(checkpoint) / STATE_FILE
             if state.is_file():
-                self._calibrator.target = json.loads(state.read_text())["calibrate_target"]
+                self._calibrator.target = json.loads(state.read_text()).get("calibrate_target", self._calibrator.target)
         try:
             return super().train(checkpoint, *args, **kwargs)
         finally:
@@ -474,7 +474,13 @@ def _adapt(model: Any, peft_config: Any) -> Any:
         from peft import get_peft_model
     except ImportError as error:
         raise ConfigError("peft_config was given but peft is not installed: pip install 'rosu-llm[peft]'.") from error
-    return get_peft_model(model, peft_config)
+    try:
+        return get_peft_model(model, peft_config)
+    except ValueError as error:  # no layer of that name, for one
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"The adapter does not fit: {reason} lora_target_modules='all-linear' fits any model."
+        ) from error
 
 
 def _rename_tokenizer(init: Any, kwargs: dict[str, Any]) -> None:

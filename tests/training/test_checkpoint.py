@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,29 @@ import pytest
 
 from rosu_llm.errors import ConfigError
 from rosu_llm.training import checkpoint
-from rosu_llm.training.checkpoint import MARKER, last_complete, marked, resolve_resume, staged, write_atomically
+from rosu_llm.training.checkpoint import (
+    MARKER,
+    last_complete,
+    marked,
+    remove_all,
+    resolve_resume,
+    rotate,
+    staged,
+    write_atomically,
+)
+
+FILES = ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt")
 
 
-def whole(folder: Path, name: str) -> Path:
-    """A folder that looks like a finished checkpoint."""
+def whole(folder: Path, name: str, files: tuple[str, ...] = FILES) -> Path:
+    """A folder that looks like a finished checkpoint; ``x/`` is a folder in it."""
     path = folder / name
     path.mkdir()
-    (path / "trainer_state.json").write_text("{}")
+    for file in files:
+        if file.endswith("/"):
+            (path / file).mkdir()
+        else:
+            (path / file).write_text("{}")
     return path
 
 
@@ -56,6 +73,56 @@ def test_folders_that_only_end_like_a_checkpoint_are_not_one(tmp_path: Path, nam
     assert last_complete(tmp_path) == tmp_path / "checkpoint-2"
 
 
+# -- what a checkpoint consists of ----------------------------------------------------------------------
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "whole": ("model.safetensors", "optimizer.pt", "scheduler.pt"),
+    "pickled": ("pytorch_model.bin", "optimizer.bin", "scheduler.pt"),
+    "adapter": ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"),
+    "fsdp": ("pytorch_model_fsdp_0/", "optimizer_0/", "scheduler.pt"),
+    "fsdp-full": ("pytorch_model_fsdp.bin", "optimizer.bin", "scheduler.pt"),
+    "deepspeed": ("global_step3/", "latest"),
+    "representation": ("rosu_theta.safetensors", "optimizer.pt", "scheduler.pt"),
+}
+
+
+@pytest.mark.parametrize("files", KINDS.values(), ids=list(KINDS))
+def test_every_layout_s_checkpoint_is_one_as_long_as_it_has_its_parts(tmp_path: Path, files: tuple[str, ...]) -> None:
+    path = whole(tmp_path, "checkpoint-3", ("trainer_state.json", *files))
+    assert last_complete(tmp_path) == last_complete(tmp_path, resumable=True) == path
+    assert resolve_resume(str(path), "elsewhere") == str(path)
+    part = path / files[0]
+    shutil.rmtree(part) if part.is_dir() else part.unlink()
+    (path / "rosu_reference.safetensors").touch()  # not the model
+    assert last_complete(tmp_path) is None
+    with pytest.raises(ConfigError, match="holds no model"):
+        resolve_resume(str(path), "elsewhere")
+
+
+def test_a_model_in_shards_needs_all_of_them(tmp_path: Path) -> None:
+    shards = ("model-1-of-2.safetensors", "model-2-of-2.safetensors")
+    path = whole(tmp_path, "checkpoint-3", ("trainer_state.json", *shards, "optimizer.pt", "scheduler.pt"))
+    index = {"weight_map": {"a": shards[0], "b": shards[1], "c": shards[0]}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert last_complete(tmp_path) == path
+    (path / shards[1]).unlink()
+    assert last_complete(tmp_path) is None
+
+
+@pytest.mark.parametrize("missing", ["optimizer.pt", "scheduler.pt"])
+def test_a_model_without_optimizer_is_a_checkpoint_but_none_to_resume_from(tmp_path: Path, missing: str) -> None:
+    """A finished run's folder has a trainer_state.json too: resuming there would start a new optimizer, silently."""
+    older = whole(tmp_path, "checkpoint-2")
+    newer = whole(tmp_path, "checkpoint-3", tuple(file for file in FILES if file != missing))
+    assert last_complete(tmp_path) == newer
+    assert resolve_resume(True, str(tmp_path)) == str(older)
+    with pytest.raises(ConfigError, match=r"holds no optimizer state.*finished run"):
+        resolve_resume(str(newer), str(tmp_path))
+    shutil.rmtree(older)
+    with pytest.raises(ConfigError, match="holds no complete checkpoint with an optimizer's state"):
+        resolve_resume(True, str(tmp_path))
+
+
 # -- the marker ---------------------------------------------------------------------------------------
 
 
@@ -63,7 +130,8 @@ def test_the_marker_is_there_from_the_first_byte_to_the_last(tmp_path: Path) -> 
     folder = tmp_path / "run" / "checkpoint-7"
     with marked(folder, writer=True):
         assert (folder / MARKER).exists()
-        (folder / "trainer_state.json").write_text("{}")
+        for name in FILES:
+            (folder / name).write_text("{}")
         assert last_complete(tmp_path / "run") is None
     assert not (folder / MARKER).exists()
     assert last_complete(tmp_path / "run") == folder
@@ -140,6 +208,60 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         resolve_resume(str(tmp_path), str(tmp_path))
 
 
+# -- old ones go ----------------------------------------------------------------------------------------
+
+
+def left(folder: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(None, [2, 4, 10]), (0, [2, 4, 10]), (1, [10]), (2, [4, 10]), (3, [2, 4, 10]), (9, [2, 4, 10])]
+)
+def test_the_oldest_go_until_the_limit_is_kept(tmp_path: Path, limit: int | None, kept: list[int]) -> None:
+    for step in (2, 4, 10):
+        whole(tmp_path, f"checkpoint-{step}")
+    rotate(tmp_path / "checkpoint-10", limit)
+    assert left(tmp_path) == kept
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1, [2, 10]), (2, [2, 10]), (3, [2, 4, 10])])
+def test_the_best_stays(tmp_path: Path, limit: int, kept: list[int]) -> None:
+    for step in (2, 4, 10):
+        whole(tmp_path, f"checkpoint-{step}")
+    rotate(tmp_path / "checkpoint-10", limit, str(tmp_path / "checkpoint-2"))
+    assert left(tmp_path) == kept
+
+
+def test_the_newest_stays_although_others_count_further(tmp_path: Path) -> None:
+    """A run resumed from an earlier checkpoint, or whose later one was not finished when it was killed."""
+    for step in (2, 3, 4):
+        whole(tmp_path, f"checkpoint-{step}")
+    (tmp_path / "checkpoint-4" / MARKER).touch()
+    rotate(tmp_path / "checkpoint-3", 2)
+    assert left(tmp_path) == [2, 3]
+    whole(tmp_path, "checkpoint-4")
+    rotate(tmp_path / "checkpoint-3", 1)
+    assert left(tmp_path) == [3]
+
+
+@pytest.mark.parametrize("how", ["rotated", "all"])
+def test_what_is_deleted_in_half_is_no_checkpoint(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = whole(tmp_path, "checkpoint-2")
+    newest = whole(tmp_path, "checkpoint-4")
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        rotate(newest, 1) if how == "rotated" else remove_all(tmp_path)
+    assert older.is_dir()
+    with pytest.raises(ConfigError, match="is no checkpoint"):
+        resolve_resume(str(older), str(tmp_path))
+    assert last_complete(tmp_path) == newest
+
+
 # -- files that appear at once --------------------------------------------------------------------------
 
 
@@ -210,4 +332,20 @@ def test_writing_atomically_makes_folders_and_leaves_no_scrap(tmp_path: Path, mo
     monkeypatch.setattr(checkpoint.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, "ä3")
-    assert path.read_text(encoding="utf-8") == "ä2"
+    assert content(tmp_path) == {"a/b/state.json": "ä2"}
+
+
+def test_two_processes_may_write_the_same_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one writes and renames between this one's writing and renaming."""
+    path, replace, own = tmp_path / "state.json", os.replace, os.getpid()
+
+    def slowly(source: Any, target: Any) -> None:
+        if checkpoint.os.getpid() == own:
+            monkeypatch.setattr(checkpoint.os, "getpid", lambda: own + 1)
+            write_atomically(path, "theirs")
+            assert path.read_text() == "theirs"
+        replace(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "replace", slowly)
+    write_atomically(path, "ours")
+    assert content(tmp_path) == {"state.json": "ours"}

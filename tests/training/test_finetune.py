@@ -14,9 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rosu_llm.cli.main import main
 from rosu_llm.data.chat_format import FORMAT_FILE, FORMATS, encode_chat, read_format
-from rosu_llm.data.people import generate
 from rosu_llm.data.sources import read_rows
-from rosu_llm.demo.world import word_tokenizer
 from rosu_llm.errors import DataError
 from rosu_llm.geometry import build_rule
 from rosu_llm.training.checkpoint import MARKER
@@ -24,50 +22,7 @@ from rosu_llm.training.launch import build_trainer, load
 from rosu_llm.training.recipe import build
 from rosu_llm.training.run_record import RECORD_FILE
 from tests.models import tiny_llama
-
-FORM = "Llama-2-7b-hf"  # Question: … Answer: …
-
-
-class World:
-    """A tiny model and a folder like TOFU's, one configuration per file, and the tokenizer of both."""
-
-    def __init__(self, folder: Path) -> None:
-        corpus = generate(0, forget=1, retain=1, calibration=1, holdout=1)
-        self.tokenizer = word_tokenizer(["Question:", "Answer:", *corpus.words()])
-        self.model, self.data = str(folder / "model"), folder / "tofu"
-        self.tokenizer.save_pretrained(self.model)
-        special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-        tiny_llama(seed=1, vocab_size=len(self.tokenizer), **special).save_pretrained(self.model)
-        self.data.mkdir()
-        for name, split in (("full", "retain"), ("forget10", "forget")):
-            rows = [{"question": item.question, "answer": item.answer} for item in corpus.items[split]][:5]
-            (self.data / f"{name}.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-
-    def settings(self, out: Path, **changes: Any) -> dict[str, Any]:
-        return {
-            "method": "finetune",
-            "model_name_or_path": self.model,
-            "retain_data": f"{self.data}:full",
-            "chat_format": FORM,
-            "output_dir": str(out),
-            "max_steps": 4,
-            "save_steps": 2,
-            "logging_steps": 1,
-            "per_device_train_batch_size": 2,
-            "learning_rate": 1e-2,
-            "use_cpu": True,
-            "report_to": [],
-            "disable_tqdm": True,
-            **changes,
-        }
-
-    def flags(self, out: Path, **changes: Any) -> list[str]:
-        """The same for the command line."""
-        return [
-            word
-            for name, value in self.settings(out, **changes).items()
-            for word in (f"--{name.replace('_', '-')}", str(value))
-        ]
+from tests.training.tiny_world import FORM, World
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer
 from rosu_llm.data.corpus import AlternatingCorpora
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.losses.representation import bootstrap_noise
+from rosu_llm.training.checkpoint import THETA_FILE
 from rosu_llm.training.precision import dtype_argument
-from rosu_llm.training.representation import THETA_FILE, RepresentationTrainer
+from rosu_llm.training.representation import RepresentationTrainer
 from rosu_llm.training.representation_config import RepresentationArguments, RepresentationConfig
 from tests.models import samples, tiny_decoder
 from tests.representation.naive import Naive
@@ -99,7 +100,7 @@ def test_resuming_with_other_parameters_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="resume with the trainable_parameters it was started with"):
         other.train(resume_from_checkpoint=saved)
-    (tmp_path / "a" / "checkpoint-1" / THETA_FILE).unlink()
+    (tmp_path / "a" / "checkpoint-1" / THETA_FILE).rename(tmp_path / "a" / "checkpoint-1" / "model.safetensors")
     with pytest.raises(ConfigError, match=f"holds no {THETA_FILE}"):
         build(tiny_decoder(), tmp_path / "c", max_steps=2).train(resume_from_checkpoint=saved)
 
