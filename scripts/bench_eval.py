@@ -3,9 +3,11 @@
 Both evaluations run in this process on the same model and rows, alternating, and must agree in every metric; times
 are the fastest of the repeats (noise only ever adds). What one metric at a time means is in ``plain_tofu_eval.py``. The
 model is first taught some of the rows, so that it ends its answers where answers end. Then ours runs in one and in two
-fresh processes of one thread each, starting not counted.
+fresh processes of one thread each, starting not counted; and twice at the same time, each in one process that knows
+nothing of the other: what the machine itself loses when both cores work, and two processes cannot win back.
 
     python scripts/bench_eval.py            # stories15M from $ROSU_DATA, about twenty minutes on two cores
+    python scripts/bench_eval.py --only-processes   # the second half alone
     python scripts/bench_eval.py --smoke    # a tiny model and made-up rows: only shows that it runs
 """
 
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="of the straightforward evaluation")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="stories15M sees 256 tokens in all")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--only-processes", action="store_true", help="compare one process and two, nothing else")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -63,36 +66,53 @@ def main() -> None:
     import sklearn.metrics  # noqa: F401
     import torch
 
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         prepare(options, folder)
-        model, tokenizer = load(folder)
-        plain = Straightforward(
-            model,
-            tokenizer,
-            folder / "tofu",
-            folder / "classifier",
-            batch_size=options.batch_size,
-            max_new_tokens=options.max_new_tokens,
-        )
-        times: dict[str, list[tuple[float, float]]] = {"plain": [], "ours": []}
-        for repeat in range(options.repeats):
-            expected = timed(plain, times["plain"])
-            found = timed(lambda at=repeat: ours(model, tokenizer, folder, options, folder / f"out{at}"), times["ours"])
-            check(found, expected)
-            print(f"repeat {repeat + 1}: " + ", ".join(f"{n} {t[-1][0]:.1f} s" for n, t in times.items()), flush=True)
-        wall, cpu = ({name: min(pair[at] for pair in pairs) for name, pairs in times.items()} for at in (0, 1))
-        size = sum(p.numel() for p in model.parameters()) / 1e6
-        print(f"\n{len(expected)} metrics of a {size:.1f} M model, {options.rows} rows of each data set, one thread:")
-        for clock, took in (("seconds", wall), ("CPU seconds", cpu)):
-            ratio = took["plain"] / took["ours"]
-            print(f"one metric at a time {took['plain']:.1f} {clock}, ours {took['ours']:.1f}: {ratio:.2f}×")
-        print(f"largest difference {max(abs(found[name] - expected[name]) for name in expected):.1e}", flush=True)
-        if options.smoke:
-            return  # starting processes takes longer than all of the above
-        one, two = ([launch(world, folder, options) for _ in range(options.repeats)] for world in (1, 2))
-        print(f"one process {min(one):.1f} s, two {min(two):.1f} s: {min(one) / min(two):.2f}×")
+        torch.set_num_threads(1)
+        if not options.only_processes:
+            compare_metrics(folder, options)
+        if not options.smoke:  # starting processes takes longer than all of the above
+            compare_processes(folder, options)
+
+
+def compare_metrics(folder: Path, options: argparse.Namespace) -> None:
+    """All metrics at once against one at a time."""
+    model, tokenizer = load(folder)
+    plain = Straightforward(
+        model,
+        tokenizer,
+        folder / "tofu",
+        folder / "classifier",
+        batch_size=options.batch_size,
+        max_new_tokens=options.max_new_tokens,
+    )
+    times: dict[str, list[tuple[float, float]]] = {"plain": [], "ours": []}
+    for repeat in range(options.repeats):
+        expected = timed(plain, times["plain"])
+        found = timed(lambda at=repeat: ours(model, tokenizer, folder, options, folder / f"out{at}"), times["ours"])
+        check(found, expected)
+        print(f"repeat {repeat + 1}: " + ", ".join(f"{n} {t[-1][0]:.1f} s" for n, t in times.items()), flush=True)
+    wall, cpu = ({name: min(pair[at] for pair in pairs) for name, pairs in times.items()} for at in (0, 1))
+    size = sum(p.numel() for p in model.parameters()) / 1e6
+    print(f"\n{len(expected)} metrics of a {size:.1f} M model, {options.rows} rows of each data set, one thread:")
+    for clock, took in (("seconds", wall), ("CPU seconds", cpu)):
+        ratio = took["plain"] / took["ours"]
+        print(f"one metric at a time {took['plain']:.1f} {clock}, ours {took['ours']:.1f}: {ratio:.2f}×")
+    print(f"largest difference {max(abs(found[name] - expected[name]) for name in expected):.1e}", flush=True)
+
+
+def compare_processes(folder: Path, options: argparse.Namespace) -> None:
+    """One process against two that share the work, and against two that do it twice."""
+    one, two, twice = [], [], []
+    for repeat in range(options.repeats):
+        one += finish([launch(1, folder, options)])
+        two += finish([launch(2, folder, options)])
+        twice.append(max(finish([launch(1, folder, options) for _ in range(2)])))
+        print(f"repeat {repeat + 1}: one {one[-1]:.1f} s, two {two[-1]:.1f} s, apart {twice[-1]:.1f} s", flush=True)
+    single, shared, apart = min(one), min(two), min(twice)
+    print(f"one process {single:.1f} s, two {shared:.1f} s: {single / shared:.2f}×")
+    print(f"two evaluations at once, one process each, {apart:.1f} s: this machine allows {2 * single / apart:.2f}×")
 
 
 def timed(run: Any, into: list[tuple[float, float]]) -> Any:
@@ -187,13 +207,20 @@ def teach(model: Any, tokenizer: Any, data: Path, steps: int) -> None:
         optimizer.step()
 
 
-def launch(world: int, folder: Path, options: argparse.Namespace) -> float:
-    """Seconds that ``world`` fresh processes of one thread take."""
+def launch(world: int, folder: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
+    """Evaluate in ``world`` fresh processes of one thread."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
     command += [__file__, "--child", str(folder), "--max-new-tokens", str(options.max_new_tokens)]
     surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=surroundings, check=True, capture_output=True, text=True, timeout=7200)
-    return float(next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("seconds ")))
+    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def finish(runs: list[subprocess.Popen[str]]) -> list[float]:
+    """The seconds that each took, once all have ended."""
+    printed = [run.communicate(timeout=7200)[0] for run in runs]
+    if any(run.returncode for run in runs):
+        raise SystemExit("An evaluation in processes of its own failed.")
+    return [float(next(x.split()[1] for x in text.splitlines() if x.startswith("seconds "))) for text in printed]
 
 
 def child(options: argparse.Namespace) -> None:
