@@ -65,6 +65,10 @@ class Passes:
         missing = metrics - self.store.entries.keys()
         todo: dict[str, Callable[[], Pass]] = {}
         samples: set[Answers] = set()
+        for metric, dataset in GENERATED.items():  # first, for their batches take longest: at the end one would wait
+            if metric in missing:
+                samples.add(Answers(dataset, "answer"))
+                todo[metric] = partial(self._rouge, metric, dataset)
         if missing & {"forget_Q_A_Prob", *MEMORISED, *ATTACKS}:
             attacked = bool(missing & set(ATTACKS))
             samples |= {FORGET, HOLDOUT} if attacked else {FORGET}
@@ -77,10 +81,6 @@ class Passes:
             if asked:
                 samples |= set(asked.values())
                 todo[f"{dataset}_Q_A_*Prob"] = partial(self._probabilities, dataset, asked)
-        for metric, dataset in GENERATED.items():
-            if metric in missing:
-                samples.add(Answers(dataset, "answer"))
-                todo[metric] = partial(self._rouge, metric, dataset)
         for which in sorted(samples):
             self.encoder(which)
         self._check_tokens(samples)
