@@ -72,7 +72,7 @@ def main() -> None:
         torch.set_num_threads(1)
         if not options.only_processes:
             compare_metrics(folder, options)
-        if not options.smoke:  # starting processes takes longer than all of the above
+        if options.only_processes or not options.smoke:  # starting processes takes longer than all of the above
             compare_processes(folder, options)
 
 

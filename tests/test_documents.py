@@ -204,6 +204,13 @@ def test_benchmarks_run_at_smoke_size(script: str) -> None:
     )
 
 
+@pytest.mark.xdist_group("processes")
+def test_one_process_is_compared_with_two() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "bench_eval.py"), "--smoke", "--only-processes"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert "this machine allows" in done.stdout
+
+
 def run_script(name: str, folder: Path, *flags: str, **variables: str) -> str:
     """What a script prints, run in a folder with the ``rosu`` of this environment."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

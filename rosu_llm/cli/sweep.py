@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import optuna
     from rich.console import Console
 
+    from ..sweep.space import Space
     from ..sweep.task import SweepTask
 
 _TOFU = re.compile(r"(?P<data>.+):(?P<split>forget\d\d)(:train)?")
@@ -76,7 +77,7 @@ def _search(options: argparse.Namespace, rest: Sequence[str], name: str) -> int:
     agree(study, conditions)
     describe(study, task, seed)
     study.pruner = pruner
-    trials = _count(options, space)
+    trials = _count(options, space, study)
     sweep = Sweep(study, task, space, conditions, options.out, trials, options.timeout, fractions, options.keep)
     with TrialsBar(trials, finished(study)) as bar:
         stopped = run_sweep(sweep, sampler, bar)
@@ -151,10 +152,10 @@ def _tofu_task(options: argparse.Namespace, values: dict[str, Any], seed: int, s
     return TofuTask(values, seed, how, options.out / "references")
 
 
-def _count(options: argparse.Namespace, space: Any) -> int:
-    from math import prod
+def _count(options: argparse.Namespace, space: Space, study: optuna.Study) -> int:
+    from ..sweep.sampler import grid_size
 
-    count: int = options.trials or (prod(len(a.values()) for a in space.axes) if options.sampler == "grid" else 20)
+    count: int = options.trials or (grid_size(space, study) if options.sampler == "grid" else 20)
     return min(count, _SMOKE_TRIALS) if options.smoke else count
 
 

@@ -23,7 +23,7 @@ from .presence import Presence, alone
 from .reports import Reports
 from .sampler import Grid
 from .space import Space
-from .study import TRIALS, agree, disagree, reclaim, repeat
+from .study import COUNTED, TRIALS, agree, disagree, reclaim, repeat
 from .task import SELECTED_BY, References, SweepTask
 
 KEEP = ("best", "all", "none")
@@ -32,8 +32,6 @@ HOPELESS = 3
 
 #: Names of attributes of the study and of its trials.
 REFERENCES, FIGURES, SCORED, ERROR, WORKER, MODEL = "references", "figures", "scores", "error", "worker", "model"
-#: The last one counts so that workers do not start more than was asked for while others are still busy.
-_COUNTED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 
 
 class Watcher(Protocol):
@@ -78,7 +76,7 @@ def run_sweep(sweep: Sweep, sampler: optuna.samplers.BaseSampler, watcher: Watch
     study = sweep.study
     reclaim(study, sweep.workers)
     study.sampler = sampler
-    counted = study.get_trials(deepcopy=False, states=_COUNTED)
+    counted = study.get_trials(deepcopy=False, states=COUNTED)
     if len(counted) >= sweep.trials or (isinstance(sampler, Grid) and sampler.is_exhausted(study)):
         return None
     references = _references(sweep, watcher)
@@ -88,7 +86,7 @@ def run_sweep(sweep: Sweep, sampler: optuna.samplers.BaseSampler, watcher: Watch
         callbacks: list[Callable[[optuna.Study, FrozenTrial], None]] = [
             lambda _, trial: watcher.finished(trial),
             lambda _, __: _tidy(sweep),
-            MaxTrialsCallback(sweep.trials, states=_COUNTED),
+            MaxTrialsCallback(sweep.trials, states=COUNTED),
             patience,
         ]
         try:

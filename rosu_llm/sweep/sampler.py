@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -21,9 +22,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ..errors import ConfigError, unknown
 from .space import Space
+from .study import COUNTED
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "hyperband", "none")
+_GRID_ID = "grid_id"  # Optuna's mark on the trials of its grid
 
 
 def make_sampler(name: str, space: Space, seed: int) -> BaseSampler:
@@ -98,6 +101,12 @@ class PerTrial(BaseSampler):
         self._inner.after_trial(study, trial, state, values)
 
 
+def grid_size(space: Space, study: Study) -> int:
+    """How many trials the study will count when all combinations were tried: those of other samplers come on top."""
+    others = sum(_GRID_ID not in trial.system_attrs for trial in _all_trials(study) if trial.state in COUNTED)
+    return others + prod(len(axis.values()) for axis in space.axes)
+
+
 class Grid(GridSampler):
     """Every combination once, whoever runs it: what failed is not repeated, what was killed is, as it waits again.
 
@@ -106,7 +115,7 @@ class Grid(GridSampler):
 
     def is_exhausted(self, study: Study) -> bool:
         trials = _all_trials(study)
-        taken = {trial.system_attrs["grid_id"] for trial in trials if "grid_id" in trial.system_attrs}
+        taken = {trial.system_attrs[_GRID_ID] for trial in trials if _GRID_ID in trial.system_attrs}
         return len(taken) == len(self._all_grids) and all(trial.state != TrialState.WAITING for trial in trials)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:

@@ -29,6 +29,8 @@ HEARTBEAT, GRACE = 60, 300
 RETRIES = 3
 #: Between being created and naming its worker, a trial is nobody's for milliseconds.
 UNNAMED = timedelta(minutes=1)
+#: The last one counts so that workers do not start more than was asked for while others are still busy.
+COUNTED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 #: How long a worker waits for the others to leave a database file.
 _WAIT = {"connect_args": {"timeout": 60}}
 

@@ -58,6 +58,11 @@ def last_complete(folder: Path, *, resumable: bool = False) -> Path | None:
     return None
 
 
+def in_checkpoint(path: Path, folder: Path) -> bool:
+    """Whether ``path`` is or lies in one of the checkpoints of a run's folder, both as absolute paths."""
+    return folder in path.parents and _NAME.fullmatch(path.relative_to(folder).parts[0]) is not None
+
+
 def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a run's folder, whole or not, oldest first."""
     if not folder.is_dir():
@@ -106,8 +111,10 @@ def remove_all(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    # Killed half-way, what is left must not look like a checkpoint: its state goes first.
-    (path / _STATE).unlink(missing_ok=True)
+    # Killed half-way, what is left must not look like a checkpoint: its state goes first. One that may not be deleted
+    # stays, as with Trainer.
+    with contextlib.suppress(OSError):
+        (path / _STATE).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ..errors import ConfigError
-from .checkpoint import last_complete, resolve_resume
+from .checkpoint import in_checkpoint, last_complete, resolve_resume
 from .config import ROSUConfig
 from .recipe import RunArguments
 from .resume import check_same_run
@@ -23,10 +23,11 @@ def check_config(config: ROSUConfig) -> None:
             f"num_train_epochs={config.num_train_epochs:g} takes no step: pass --num-train-epochs 5, or --max-steps N."
         )
     strategy = getattr(config.eval_strategy, "value", config.eval_strategy)
-    if strategy != "no":
+    if strategy != "no" or config.eval_on_start:
+        asked = "eval_on_start=True" if strategy == "no" else f"eval_strategy={strategy!r}"
         raise ConfigError(
-            f"eval_strategy={strategy!r} needs evaluation data, which a run from settings has not: leave it out, and "
-            "measure the model or its checkpoints with 'rosu eval'."
+            f"{asked} needs evaluation data, which a run from settings has not: leave it out, and measure the model or "
+            "its checkpoints with 'rosu eval'."
         )
     _check_reports(config)
 
@@ -69,7 +70,7 @@ def check_start(arguments: RunArguments, config: ROSUConfig) -> None:
     """Raise where the run would destroy its own model, could not write, or goes on with a run that is not this one."""
     out = Path(config.output_dir)
     model = Path(arguments.model_name_or_path or "").expanduser().resolve()
-    replaced = model == out.resolve() or (arguments.overwrite and out.resolve() in model.parents)
+    replaced = model == out.resolve() or (arguments.overwrite and in_checkpoint(model, out.resolve()))
     if arguments.model_name_or_path and model.is_dir() and replaced:
         raise ConfigError(
             f"output_dir={config.output_dir!r} is where the model itself lies ({arguments.model_name_or_path!r}), "

@@ -80,8 +80,8 @@ def train_and_save(
 ) -> None:
     """Train and write the model, its card and its record.
 
-    What lies in the output folder is touched, and ``at_start`` called, only when the first step is due: whatever is
-    wrong with the run has come out by then.
+    What lies in the output folder is touched, and ``at_start`` called, only after the first step, before anything is
+    saved: whatever is wrong with the run has come out by then.
     """
 
     def take_over() -> None:
@@ -90,25 +90,31 @@ def train_and_save(
         at_start()
 
     trainer.run_settings = settings_to_keep(arguments, config)
-    trainer.add_callback(_WhenItStarts(take_over))
+    first = _AfterTheFirstStep(take_over)
+    trainer.add_callback(first)
     start = perf_counter()
     trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     seconds = perf_counter() - start
+    first(config)  # a resumed run may have had no step left
     trainer.save_model()
     trainer.create_model_card()
     write_record(trainer, arguments, seconds)
     logger.info("The model is in %s", config.output_dir)
 
 
-class _WhenItStarts(TrainerCallback):
-    """Does something once, on the process that writes, after everything is built and a checkpoint is loaded."""
+class _AfterTheFirstStep(TrainerCallback):
+    """Does something once, on the process that writes; the method's parts are built and checked in the first step."""
 
     def __init__(self, act: Callable[[], None]) -> None:
-        self._act = act
+        self._act, self._done = act, False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.should_save:
+    def __call__(self, args: Any) -> None:
+        if args.should_save and not self._done:
+            self._done = True
             self._act()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self(args)
 
 
 def build_trainer(

@@ -68,7 +68,18 @@ def _same(name: str, before: Any, now: Any) -> bool:
 
 
 def _same_place(before: str, now: str) -> bool:
-    """The same file or folder under another path, or one of the same name where the old one is not there any more."""
+    """The same file or folder under another path, or one of the same name where the old one is not there any more.
+
+    Hub ids are no places: two of them that end alike are two models.
+    """
     old, new = Path(before).expanduser(), Path(now).expanduser()
-    gone = not Path(before.partition(":")[0]).expanduser().exists()
-    return old.resolve() == new.resolve() or (gone and old.name == new.name)
+    if old.resolve() == new.resolve():
+        return True
+    gone = not _exists(old) and (old.is_absolute() or before.startswith("."))
+    return gone and _exists(new) and old.name == new.name
+
+
+def _exists(path: Path) -> bool:
+    """Whether a source is there; it may end in ``:name`` or ``:name:split``."""
+    text = str(path)
+    return any(Path(place).exists() for place in (text, text.rpartition(":")[0], text.partition(":")[0]) if place)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,22 +41,20 @@ class Saving(Base):  # type: ignore[misc]
     _calibrator: Calibrator | None
     #: What a checkpoint says about its run, so that resuming can tell whether it is the same one.
     run_settings: Mapping[str, Any] | None = None
+    _limit: int | None = None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Trainer's, but old checkpoints are deleted after the new one is whole: killed in between, one is left."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            with marked(folder, writer=self.args.should_save):
-                if self.args.should_save:
-                    self._save_method(folder)
-                super()._save_checkpoint(model, trial, *args, **kwargs)
-                # Every rank writes its shards and random state: the checkpoint is whole when the last one has.
-                self.accelerator.wait_for_everyone()
-        finally:
-            self.args.save_total_limit = limit
+        self._limit = self.args.save_total_limit
+        with _limited(self.args, None), marked(folder, writer=self.args.should_save):
+            if self.args.should_save:
+                self._save_method(folder)
+            super()._save_checkpoint(model, trial, *args, **kwargs)
+            # Every rank writes its shards and random state: the checkpoint is whole when the last one has.
+            self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            rotate(folder, limit, self.state.best_model_checkpoint)
+            rotate(folder, self._limit, self.state.best_model_checkpoint)
 
     def _save_method(self, folder: Path) -> None:
         if self._reference_logprobs.values:
@@ -84,7 +83,8 @@ class Saving(Base):  # type: ignore[misc]
         if not self.args.should_save:
             super()._save(output_dir, state_dict)
             return
-        with staged(Path(output_dir or self.args.output_dir)) as stage:
+        limit = self.args.save_total_limit or self._limit  # the arguments are written too, as the user gave them
+        with staged(Path(output_dir or self.args.output_dir)) as stage, _limited(self.args, limit):
             super()._save(str(stage), state_dict)
 
     def save_state(self) -> None:
@@ -120,6 +120,16 @@ class Saving(Base):  # type: ignore[misc]
             tags=[tags] if isinstance(tags, str) else list(tags or []),
         )
         write_atomically(Path(self.args.output_dir) / "README.md", text)
+
+
+@contextlib.contextmanager
+def _limited(args: Any, limit: int | None) -> Iterator[None]:
+    """Another ``save_total_limit`` for a while."""
+    before, args.save_total_limit = args.save_total_limit, limit
+    try:
+        yield
+    finally:
+        args.save_total_limit = before
 
 
 def _training_summary(args: Any) -> dict[str, Any]:

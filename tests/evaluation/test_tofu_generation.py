@@ -59,9 +59,19 @@ def test_answers_of_a_ragged_batch_are_those_of_single_prompts(
     assert len(lengths) > 1, "some answers must end before others for this to test anything"
 
 
-@pytest.mark.parametrize("settings", [{"min_new_tokens": 6}, {"num_beams": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_new_tokens": 6},
+        {"num_beams": 2},
+        {"forced_eos_token_id": 2},
+        {"forced_bos_token_id": 7},
+        {"exponential_decay_length_penalty": (4, 1.5)},
+    ],
+    ids=str,
+)
 def test_settings_that_count_from_the_first_token_are_not_cut_into_rounds(
-    model: Any, tokenizer: Any, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    model: Any, tokenizer: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in settings.items():
         monkeypatch.setattr(model.generation_config, name, value)

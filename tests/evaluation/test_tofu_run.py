@@ -14,7 +14,7 @@ from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.evaluation.results import SIDECAR, read_result
 from rosu_llm.evaluation.tofu import passes
 from rosu_llm.evaluation.tofu.metrics import METRICS
-from rosu_llm.evaluation.tofu.run import TofuSettings, evaluate_tofu
+from rosu_llm.evaluation.tofu.run import TofuSettings, _architecture, evaluate_tofu
 from rosu_llm.evaluation.tofu.sharing import Finished, Job
 from rosu_llm.evaluation.tofu_summary import FLUENCY, INPUTS
 from tests.evaluation.tofu_world import World, edit, read, save_classifier
@@ -125,6 +125,15 @@ def test_a_killed_run_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.
     assert read(tmp_path / "evals" / "TOFU_EVAL.json") == read(tmp_path / "whole" / "TOFU_EVAL.json")
     seconds = read(tmp_path / "evals" / SIDECAR)["seconds"]
     assert len(seconds) == 9
+
+
+def test_an_adapter_does_not_make_another_architecture(world: World) -> None:
+    """Else a LoRA run could not be compared with its own base."""
+    from peft import LoraConfig, get_peft_model
+
+    plain = world.model()
+    assert _architecture(plain) == "llama, 1 layers, 32 wide"
+    assert _architecture(get_peft_model(plain, LoraConfig(r=2, target_modules="all-linear"))) == _architecture(plain)
 
 
 def test_nothing_is_done_twice_and_retain_results_can_come_later(

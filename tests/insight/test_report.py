@@ -57,6 +57,8 @@ def references(saves: Path) -> dict[str, Result]:
 def with_log(folder: Path, log: list[dict[str, Any]]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    if folder.name.startswith("checkpoint-"):
+        (folder / "model.safetensors").touch()  # a whole one has a model
     return folder
 
 
@@ -183,6 +185,23 @@ def test_runs_of_different_tasks_get_tables_of_their_own(tmp_path: Path) -> None
     assert "The reference models are left out here" in said(report, "metrics")
     assert "No evaluation of free was found" in said(report, "metrics")
     assert len({f.key for f in figures(report)}) == len(figures(report))
+
+
+def test_models_of_one_name_and_two_sizes_get_tables_of_their_own(tmp_path: Path) -> None:
+    """A chat format such as Llama-2's tags serves any model and names none."""
+    runs = []
+    for name, size in (("a", "llama, 2 layers, 32 wide"), ("b", "llama, 4 layers, 64 wide"), ("c", None)):
+        path = write_eval(tmp_path / name / "evals", FIGURES)
+        conditions = {"schema": "rosu/tofu-eval/1", "conditions": {"forget_split": "forget10"}}
+        path.with_name("rosu_eval.json").write_text(
+            json.dumps({**conditions, "family": "Llama-2-7b-hf", "architecture": size})
+        )
+        runs.append(with_log(tmp_path / name, [{"step": 1, "loss": 1.0}]))
+    report = build(read_runs(runs), Options())
+    shown = [t.caption for t in tables(report, "metrics") if not t.folded]
+    assert len(shown) == 3
+    alike = build(read_runs(runs[1:]), Options())
+    assert len([t for t in tables(alike, "metrics") if not t.folded]) == 1
 
 
 def test_a_wmdp_run_beside_a_tofu_run(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from rosu_llm.sweep.run import trial_folder
-from rosu_llm.sweep.sampler import make_sampler
+from rosu_llm.sweep.sampler import grid_size, make_sampler
 from rosu_llm.sweep.space import read_space
 from rosu_llm.sweep.study import open_study
 from tests.sweep.stand_in import STEPS, Silent, StandIn, rhos, search, states
@@ -153,6 +153,14 @@ def test_evaluations_of_beaten_trials_stay(tmp_path: Path) -> None:
 def test_a_grid_is_searched_once(tmp_path: Path) -> None:
     study, _ = search(tmp_path, StandIn(), 50, sampler="grid", space=GRID)
     assert sorted(rhos(study)) == [0.3, 0.45, 0.8]
+
+
+def test_a_grid_after_another_sampler_is_searched_whole(tmp_path: Path) -> None:
+    """The trials that are there already do not count as combinations."""
+    study, _ = search(tmp_path, StandIn(), 2, space=GRID)
+    study, _ = search(tmp_path, StandIn(), grid_size(GRID, study), sampler="grid", space=GRID)
+    assert sorted(rhos(study)[2:]) == [0.3, 0.45, 0.8] and len(rhos(study)) == 5
+    assert grid_size(GRID, study) == 5
 
 
 def test_a_grid_that_was_searched_is_left_alone(tmp_path: Path) -> None:

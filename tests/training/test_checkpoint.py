@@ -262,6 +262,19 @@ def test_what_is_deleted_in_half_is_no_checkpoint(tmp_path: Path, how: str, monk
     assert last_complete(tmp_path) == newest
 
 
+def test_one_that_may_not_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder made read-only to protect it, say; training goes on."""
+    older, newest = whole(tmp_path, "checkpoint-2"), whole(tmp_path, "checkpoint-4")
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "unlink", forbidden)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *_, **__: None)
+    rotate(newest, 1)
+    assert older.is_dir()
+
+
 # -- files that appear at once --------------------------------------------------------------------------
 
 

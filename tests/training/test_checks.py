@@ -43,6 +43,7 @@ def refusal(flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),
         ({"max_steps": -1, "num_train_epochs": 0}, "num_train_epochs=0 takes no step: pass --num-train-epochs 5"),
         ({"eval_strategy": "epoch"}, "eval_strategy='epoch' needs evaluation data"),
+        ({"eval_on_start": True}, "eval_on_start=True needs evaluation data"),
         ({"limit": 0}, "limit=0 leaves no row"),
         ({"lora_r": 4, "lora_alpha": 0}, "lora_alpha=0 scales the adapter away"),
         ({"lora_dropout": 1.0}, "lora_dropout=1.0 is no share"),
@@ -96,6 +97,17 @@ def test_a_run_does_not_write_over_its_own_model(
     assert contents(tmp_path) == before
 
 
+def test_models_below_the_output_folder_are_safe(world: World, tmp_path: Path) -> None:
+    """Starting over deletes checkpoints and nothing else."""
+    model = tmp_path / "full"
+    tiny_llama(vocab_size=len(world.tokenizer)).save_pretrained(model)
+    world.tokenizer.save_pretrained(model)
+    before = contents(model)
+    flags = world.flags(tmp_path, model_name_or_path=str(model), overwrite=True, max_steps=1, save_strategy="no")
+    assert main(["train", *flags]) == 0
+    assert contents(model) == before and (tmp_path / "model.safetensors").is_file()
+
+
 def test_an_output_folder_that_cannot_be(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     error = refusal(world.flags(tmp_path / "file" / "out", model_name_or_path="not/there"), capsys)
@@ -109,16 +121,23 @@ def test_an_output_folder_without_permission(world: World, tmp_path: Path, capsy
     assert "cannot be written to" in error
 
 
-@pytest.mark.parametrize("mistake", ["data", "adapter"])
-def test_starting_over_deletes_nothing_until_the_new_run_can_start(
-    mistake: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"retain_data": "nowhere.json"},
+        {"lora_r": 2, "lora_target_modules": "nowhere"},
+        {"method": "rosu", "metric": "adam", "optim": "sgd"},
+    ],
+    ids=["data", "adapter", "method"],
+)
+def test_starting_over_deletes_nothing_until_the_new_run_has_taken_a_step(
+    wrong: dict[str, Any], world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One mistake is found when data are read, the other when the trainer is built."""
+    """One mistake is found when data are read, one when the trainer is built, one in the first step."""
     out = tmp_path / "out"
     assert main(["train", *world.flags(out)]) == 0
     before = contents(out)
-    wrong = {"retain_data": "nowhere.json"} if mistake == "data" else {"lora_r": 2, "lora_target_modules": "nowhere"}
-    refusal(world.flags(out, overwrite=True, **wrong), capsys)
+    refusal(world.flags(out, overwrite=True, forget_data=f"{world.data}:forget10", **wrong), capsys)
     assert contents(out) == before and FORMAT_FILE in before
     assert main(["train", *world.flags(out, overwrite=True, max_steps=2)]) == 0
     assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-2"]

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rosu_llm.cli.main import main
 from rosu_llm.errors import ConfigError
-from rosu_llm.training.checkpoint import STATE_FILE
+from rosu_llm.training.checkpoint import MARKER, STATE_FILE, rotate
 from rosu_llm.training.recipe import build
-from rosu_llm.training.resume import check_same_run, settings_to_keep
+from rosu_llm.training.resume import _same, check_same_run, settings_to_keep
 from tests.training.tiny_world import World
 
 
@@ -109,7 +110,37 @@ def test_what_is_kept_is_what_json_gives_back(world: World, begun: Path) -> None
     assert kept["samples_per_step"] == 2 and "output_dir" not in kept and "lora_alpha" not in kept
 
 
-def test_only_the_wanted_number_of_checkpoints_is_left(world: World, tmp_path: Path) -> None:
-    """The newest, however the limit is met; and the run's own arguments are as before."""
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ("meta/Llama-1B", "meta/Llama-1B", True),
+        ("meta/Llama-1B", "other/Llama-1B", False),
+        ("owner/TOFU:forget10", "other/TOFU:forget10", False),
+        ("/gone/away/model", "{model}", True),
+        ("../gone/tofu:full", "{data}:full", True),
+        ("../gone/tofu:full", "{data}:forget10", False),
+        ("/gone/away/model", "owner/model", False),
+    ],
+)
+def test_which_places_are_the_same(before: str, now: str, same: bool, world: World) -> None:
+    """Two ids of the hub that end alike are two models."""
+    assert _same("model_name_or_path", before, now.format(model=world.model, data=world.data)) is same
+
+
+def test_old_checkpoints_go_when_the_new_one_is_whole(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer deletes them before; killed in between it would leave none. Its arguments are kept as they were given."""
+    seen: list[list[str]] = []
+
+    def spied(newest: Path, *rest: Any) -> None:
+        assert not (newest / MARKER).exists()
+        seen.append(sorted(path.name for path in tmp_path.glob("checkpoint-*")))
+        rotate(newest, *rest)
+
+    monkeypatch.setattr("rosu_llm.training.saving.rotate", spied)
     assert main(["train", *world.flags(tmp_path, save_steps=1, save_total_limit=2)]) == 0
+    assert seen[2:] == [[f"checkpoint-{n}" for n in steps] for steps in ((1, 2, 3), (2, 3, 4))]
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
+    for folder in (tmp_path, tmp_path / "checkpoint-4"):
+        assert torch.load(folder / "training_args.bin", weights_only=False).save_total_limit == 2

@@ -19,6 +19,14 @@ from ...errors import NonFiniteError
 from .answers import BROKEN
 
 ROUND = 8  # tokens
+COUNTED = (
+    "min_length",
+    "min_new_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+)
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,9 @@ def _greedy(model: Any, ids: Tensor, mask: Tensor, pad: int, max_new_tokens: int
         broken.logical_or_(scores.isnan().any())
         return scores
 
-    # settings that count from the first token, or keep several continuations, need it in one go
-    whole = (settings.num_beams or 1) > 1 or settings.min_new_tokens or settings.min_length
-    length = max_new_tokens if whole or settings.begin_suppress_tokens else ROUND
+    # settings that count from the first or to the last token, or keep several continuations, need it in one go
+    whole = (settings.num_beams or 1) > 1 or any(getattr(settings, name, None) for name in COUNTED)
+    length = max_new_tokens if whole else ROUND
     ends = torch.tensor([] if ends is None else ends, device=ids.device).reshape(-1)
     found: list[list[int]] = [[] for _ in ids]
     left = list(range(len(ids)))

@@ -133,9 +133,11 @@ def _family(chat_format: str | None, name: str) -> str | None:
 
 
 def _architecture(model: Any) -> str:
-    """What a table can say of a model that has no name of OpenUnlearning's."""
-    parameters = sum(p.numel() for p in model.parameters())
-    return f"{getattr(model.config, 'model_type', type(model).__name__)} with {parameters:,} parameters"
+    """Kind and size, for a model that has no name of OpenUnlearning's; the same with an adapter and without."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    sizes = {"layers": "num_hidden_layers", "wide": "hidden_size"}
+    known = [f"{value} {name}" for name, key in sizes.items() if (value := getattr(config, key, None)) is not None]
+    return ", ".join([str(getattr(config, "model_type", type(model).__name__)), *known])
 
 
 @contextmanager

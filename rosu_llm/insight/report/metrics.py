@@ -60,7 +60,18 @@ def tofu_tasks(runs: Sequence[Run]) -> dict[str, list[Run]]:
             model = run.tofu.model or run.tofu.architecture or "model not recorded"
             name = f"{run.tofu.split or 'of unknown split'}, {model}{asked}"
             groups.setdefault(name, []).append(run)
-    return groups
+    return {name: part for together in groups.items() for name, part in _by_size(*together).items()}
+
+
+def _by_size(name: str, runs: list[Run]) -> dict[str, list[Run]]:
+    """Apart where models of one name, or none, are known to be of several kinds or sizes."""
+    sizes = [run.tofu.architecture if run.tofu else None for run in runs]
+    if len({size for size in sizes if size}) < 2:
+        return {name: runs}
+    parts: dict[str, list[Run]] = {}
+    for run, size in zip(runs, sizes, strict=True):
+        parts.setdefault(f"{name}, {size or 'size not recorded'}", []).append(run)
+    return parts
 
 
 def _summarise(group: Sequence[Run], target: Result | None, retain: Result | None) -> tuple[TofuTable, str | None]:
