@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The whole TOFU experiment on a CPU with a real 135M instruct model: learn a few authors, unlearn one of them with five
-# methods, evaluate everything. About an hour and a half on two idle cores at the default --limit.
+# methods, evaluate everything. About an hour on two idle cores at the default --limit.
 #
 #   scripts/tofu_small.sh [--limit 20] [--out outputs/tofu-small] [--data locuslab/TOFU] [--model FOLDER] [--smoke]
 #
