@@ -104,6 +104,15 @@ def test_the_frontier_has_the_papers_points_only_on_the_papers_scale(tmp_path: P
         assert ("ROSU_rho0.4", "0.3333", "0.6667" if paper else "0.4", "run") in figure.data.rows
 
 
+def test_a_method_is_named_with_its_forget_loss(tmp_path: Path) -> None:
+    for name, loss in (("a", "nll"), ("b", "npo")):
+        folder = with_log(tmp_path / name, [{"step": 1, "loss": 1.0}])
+        record = {"schema": "rosu/run/1", "settings": {"method": "graddiff", "forget_loss": loss}}
+        (folder / "rosu_run.json").write_text(json.dumps(record))
+    report = build(read_runs([tmp_path / "a", tmp_path / "b"]), Options())
+    assert [row[2] for row in tables(report, "summary")[0].rows] == ["graddiff", "graddiff, npo"]
+
+
 def test_settings_that_differ_are_marked_and_changed_ones_come_first(tmp_path: Path) -> None:
     for name, rho in (("a", 0.4), ("b", 0.2)):
         folder = with_log(tmp_path / name, [{"step": 1, "loss": 1.0}])

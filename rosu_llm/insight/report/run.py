@@ -71,8 +71,11 @@ class Run:
 
     @property
     def method(self) -> str | None:
-        """The method, as recorded."""
-        return str(self.settings["method"]) if "method" in self.settings else None
+        """The method, as recorded, with its forget loss unless that is the usual one: NPO is a loss, not a rule."""
+        if "method" not in self.settings:
+            return None
+        loss = self.settings.get("forget_loss") or "nll"
+        return str(self.settings["method"]) + (f", {loss}" if loss != "nll" else "")
 
 
 def read_run(folder: Path, label: str) -> Run:
