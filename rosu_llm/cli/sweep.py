@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, unknown
-from ..sweep.options import check, check_without_tofu, make_parser
+from .sweep_options import check, check_without_tofu, make_parser
 
 if TYPE_CHECKING:
     import optuna

@@ -66,6 +66,7 @@ def test_answers_of_a_ragged_batch_are_those_of_single_prompts(
         {"num_beams": 2},
         {"forced_eos_token_id": 2},
         {"forced_bos_token_id": 7},
+        {"forced_eos_token_id": 0},
         {"exponential_decay_length_penalty": (4, 1.5)},
     ],
     ids=str,

@@ -19,14 +19,10 @@ from ...errors import NonFiniteError
 from .answers import BROKEN
 
 ROUND = 8  # tokens
-COUNTED = (
-    "min_length",
-    "min_new_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "exponential_decay_length_penalty",
-)
+#: Settings of generation that count tokens: 0 or nothing means that they are off.
+COUNTED = ("min_length", "min_new_tokens", "begin_suppress_tokens", "exponential_decay_length_penalty")
+#: Tokens that must come first or last; 0 is a token.
+FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,9 @@ def _greedy(model: Any, ids: Tensor, mask: Tensor, pad: int, max_new_tokens: int
         return scores
 
     # settings that count from the first or to the last token, or keep several continuations, need it in one go
-    whole = (settings.num_beams or 1) > 1 or any(getattr(settings, name, None) for name in COUNTED)
-    length = max_new_tokens if whole else ROUND
+    counts = any(getattr(settings, name, None) for name in COUNTED)
+    forces = any(getattr(settings, name, None) is not None for name in FORCED)
+    length = max_new_tokens if counts or forces or (settings.num_beams or 1) > 1 else ROUND
     ends = torch.tensor([] if ends is None else ends, device=ids.device).reshape(-1)
     found: list[list[int]] = [[] for _ in ids]
     left = list(range(len(ids)))
