@@ -14,17 +14,17 @@ _EXPORTS = {
     "AlternatingCorpora": "data.corpus",
     "ForgetRetainCollator": "data.pairing",
     "ForgetRetainDataset": "data.pairing",
-    "MethodArguments": "training.arguments",
+    "MethodArguments": "training.config",
     "QuestionAnswerDataset": "data.question_answer",
     "ROSUConfig": "training.config",
     "ROSUTrainer": "training.trainer",
-    "RepresentationConfig": "training.representation_config",
-    "RepresentationTrainer": "training.representation",
+    "RepresentationConfig": "representation.config",
+    "RepresentationTrainer": "representation.trainer",
     "RosuError": "errors",
     "TofuSettings": "evaluation.tofu.settings",
-    "UnlearningStep": "step.loop",
+    "UnlearningStep": "step.step",
     "evaluate_tofu": "evaluation.tofu.run",
-    "measure_coupling": "insight.measure",
+    "measure_coupling": "analysis.coupling.measure",
     "register_loss": "losses.registry",
 }
 
@@ -48,19 +48,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from .analysis.coupling.measure import measure_coupling
     from .data.corpus import AlternatingCorpora
     from .data.pairing import ForgetRetainCollator, ForgetRetainDataset
     from .data.question_answer import QuestionAnswerDataset
     from .errors import RosuError
     from .evaluation.tofu.run import evaluate_tofu
     from .evaluation.tofu.settings import TofuSettings
-    from .insight.measure import measure_coupling
     from .losses.registry import register_loss
-    from .step.loop import UnlearningStep
-    from .training.arguments import MethodArguments
-    from .training.config import ROSUConfig
-    from .training.representation import RepresentationTrainer
-    from .training.representation_config import RepresentationConfig
+    from .representation.config import RepresentationConfig
+    from .representation.trainer import RepresentationTrainer
+    from .step.step import UnlearningStep
+    from .training.config import MethodArguments, ROSUConfig
     from .training.trainer import ROSUTrainer
 
 

@@ -39,3 +39,8 @@ def unknown(kind: str, given: object, known: Iterable[str]) -> ConfigError:
     near = get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return ConfigError(f"Unknown {kind} {given!r}: it is not one of {', '.join(names)}.{hint}")
+
+
+def one_line(error: object) -> str:
+    """A message without its line breaks."""
+    return " ".join(str(error).split())

@@ -163,7 +163,7 @@ def memory(kind: str, folder: Path, size: str, steps: int) -> dict[str, float]:
     import torch
     import transformers
 
-    import rosu_llm.training.representation  # noqa: F401
+    import rosu_llm.representation.trainer  # noqa: F401
 
     torch.set_num_threads(1)
     assert transformers.MistralForCausalLM
@@ -216,7 +216,7 @@ def once(folder: Path, size: str) -> dict[str, float]:
     """One fast step at this size: seconds and peak memory, loading included."""
     import torch
 
-    import rosu_llm.training.representation  # noqa: F401
+    import rosu_llm.representation.trainer  # noqa: F401
 
     torch.set_num_threads(1)
     with Peak() as peak:

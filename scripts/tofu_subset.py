@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 from rosu_llm.data.tofu import tofu_rows
-from rosu_llm.training.checkpoint import write_atomically
+from rosu_llm.files import write_atomically
 
 RETAIN_PER_FORGET = 3
 SETS = {

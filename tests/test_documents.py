@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from rosu_llm.cli.main import VERBS, main
-from rosu_llm.training.arguments import MethodArguments
-from rosu_llm.training.launch import parts_needed
-from rosu_llm.training.recipe import build, read_config
-from rosu_llm.training.representation_config import RepresentationArguments
+from rosu_llm.recipes.prepare import parts_needed
+from rosu_llm.recipes.settings import build, read_config
+from rosu_llm.representation.config import RepresentationArguments
+from rosu_llm.training.config import MethodArguments
 from tests.conftest import ROOT
 from tests.models import tiny_llama
 
@@ -76,7 +76,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     """The three blocks, with a toy model and toy pairs under the names they use."""
     import torch
 
-    from rosu_llm.demo.world import build_world, small_llama
+    from rosu_llm.experiments.demo.world import build_world, small_llama
     from rosu_llm.losses import COUNT, LOSSES, logits_of, token_nll
 
     monkeypatch.chdir(tmp_path)
@@ -107,7 +107,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_python_of_the_wmdp_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a toy checkpoint of enough layers in place of Zephyr, and three steps."""
-    from rosu_llm.demo.world import build_world, small_llama
+    from rosu_llm.experiments.demo.world import build_world, small_llama
 
     monkeypatch.chdir(tmp_path)
     (block,) = blocks("python", DOCS["wmdp.md"])
@@ -123,9 +123,9 @@ def test_the_python_of_the_wmdp_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_python_of_the_tofu_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a toy model and toy questions; the results of a first call serve as the retain model's of the second."""
-    from rosu_llm.demo.run import SMOKE
-    from rosu_llm.demo.world import build_world, small_llama
-    from rosu_llm.evaluation.tofu.smoke import write_toy_data
+    from rosu_llm.experiments.demo.run import SMOKE
+    from rosu_llm.experiments.demo.world import build_world, small_llama
+    from rosu_llm.toys.tofu import write_toy_data
 
     monkeypatch.chdir(tmp_path)
     (block,) = blocks("python", DOCS["tofu.md"])

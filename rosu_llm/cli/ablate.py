@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..ablation.grid import Grid
-    from ..ablation.task import Task
+    from ..experiments.ablate.grid import Grid
+    from ..experiments.task import Task
 
 
 def main(argv: Sequence[str]) -> int:
     """Plan the cells, run those that are not there, show and write the tables; 1 if any cell failed."""
     options, rest = _parser().parse_known_args(argv)
 
-    from ..ablation.present import SUFFIXES, write
-    from ..ablation.run import plan, run_cells, selector
-    from ..ablation.tables import grid_table, rich_table
     from ..errors import unknown
+    from ..experiments.ablate.cells import plan, run_cells, selector
+    from ..presentation.ablation import SUFFIXES, write
+    from ..presentation.ablation_tables import grid_table, rich_table
 
     formats = _words(options.format) or list(SUFFIXES)
     for form in formats:
@@ -91,9 +91,9 @@ def _words(text: str | None) -> list[str]:
 
 def _values(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Settings from the file and from flags, apart: an axis may replace the file's, not a flag's."""
-    from ..ablation.grid import RESERVED
     from ..errors import ConfigError, unknown
-    from ..training.recipe import read_config, read_flags
+    from ..experiments.ablate.grid import RESERVED
+    from ..recipes.settings import read_config, read_flags
 
     if options.config and options.task:
         raise ConfigError("--task and --config both name a task: give one of them.")
@@ -122,23 +122,23 @@ def _task(options: argparse.Namespace, values: dict[str, dict[str, Any]]) -> Tas
     if not options.config:
         import torch
 
-        from ..ablation.demo_task import DemoTask
-        from ..demo.run import FULL, SMOKE
+        from ..experiments.demo.run import FULL, SMOKE
+        from ..experiments.demo.task import DemoTask
 
         torch.set_num_threads(1)  # at this size more threads only wait for each other
         return DemoTask(SMOKE if options.smoke else FULL, merged, options.out / "models")
-    from ..ablation.config_task import ConfigTask
+    from ..experiments.config_task import ConfigTask
 
     if options.smoke:
-        from ..ablation.toy import toy_values
+        from ..toys.recipe import toy_values
 
         merged = toy_values(merged, options.out)
     return ConfigTask(merged)
 
 
 def _grids(options: argparse.Namespace, task: Task, values: dict[str, dict[str, Any]]) -> list[Grid]:
-    from ..ablation.grid import free_grid, named_grid
-    from ..ablation.settings import known_settings
+    from ..experiments.ablate.grid import free_grid, named_grid
+    from ..experiments.settings import known_settings
 
     names = list(dict.fromkeys(_words(options.grid) or ([] if options.axis else ["components"])))
     known = known_settings(task.base)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..insight.audit_gradients import Progress
+    from ..analysis.orthogonality.gradients import Progress
 
 KINDS = {
     "orthogonality": "does a direction that is neutral for a retain mini-batch stay neutral for the whole retain set?",
@@ -62,7 +62,7 @@ def _orthogonality(argv: Sequence[str]) -> int:
     parser.add_argument("--num-processes", type=int, metavar="N", help="number of devices for --accelerate-config")
     options, rest = parser.parse_known_args(argv)
 
-    from ..training.recipe import read_config, read_flags
+    from ..recipes.settings import read_config, read_flags
 
     if (options.accelerate_config or options.num_processes) and not options.smoke:
         from .launcher import launch
@@ -73,7 +73,7 @@ def _orthogonality(argv: Sequence[str]) -> int:
     out = options.out or Path(str(values.get("output_dir") or "audit"))
     _quiet()
 
-    from ..insight.audit_run import Options, audit
+    from ..analysis.orthogonality.run import Options, audit
 
     asked = Options(
         pairs=options.pairs,
@@ -82,7 +82,7 @@ def _orthogonality(argv: Sequence[str]) -> int:
         per_sample=options.per_sample,
     )
     if options.smoke:
-        from ..ablation.toy import toy_values
+        from ..toys.recipe import toy_values
 
         out = out / "smoke"
         values = {**toy_values(values, out), "chat_format": None}
@@ -90,8 +90,8 @@ def _orthogonality(argv: Sequence[str]) -> int:
     with _bars() as progress:
         result = audit(values, asked, out, progress)
     if result is not None:
-        from ..evaluation.result_store import write_json
-        from ..insight.audit_show import orthogonality_markdown, violins
+        from ..files import write_json
+        from ..presentation.orthogonality import orthogonality_markdown, violins
 
         path = write_json(out / "audit_orthogonality.json", result)
         _present(path, orthogonality_markdown(result), {"audit_orthogonality.png": lambda file: violins(result, file)})
@@ -111,14 +111,14 @@ def _safeguards(argv: Sequence[str]) -> int:
     parser.add_argument("--smoke", action="store_true", help="a toy run in DIR/smoke in place of RUN; seconds")
     options = parser.parse_args(argv)
 
+    from ..analysis.safeguards import audit_safeguards
     from ..errors import ConfigError
-    from ..evaluation.result_store import write_json
-    from ..insight.audit_safeguards import audit_safeguards
-    from ..insight.audit_safeguards_show import histograms, safeguards_markdown
+    from ..files import write_json
+    from ..presentation.safeguards import histograms, safeguards_markdown
 
     out, runs = options.out, options.runs
     if options.smoke:
-        from ..training.smoke import run_smoke
+        from ..toys.train import run_smoke
 
         _quiet()
         run = out or Path("audit")
@@ -147,14 +147,14 @@ def _sensitivity(argv: Sequence[str]) -> int:
     parser.add_argument("--smoke", action="store_true", help="invented figures in DIR/smoke in place of RESULTS")
     options = parser.parse_args(argv)
 
-    from ..evaluation.result_store import write_json
-    from ..insight.sensitivity import sensitivity
-    from ..insight.sensitivity_results import read_results
-    from ..insight.sensitivity_show import axis_plot, sensitivity_markdown, trajectory_plot
+    from ..analysis.sensitivity import sensitivity
+    from ..analysis.sensitivity_results import read_results
+    from ..files import write_json
+    from ..presentation.sensitivity import axis_plot, sensitivity_markdown, trajectory_plot
 
     out, paths = options.out, options.results
     if options.smoke:
-        from ..insight.sensitivity_smoke import write_toy_results
+        from ..toys.sensitivity import write_toy_results
 
         out = out or Path("audit")
         paths = [write_toy_results(out / "smoke")]
@@ -172,8 +172,8 @@ def _sensitivity(argv: Sequence[str]) -> int:
 
 def _present(path: Path, text: str, figures: dict[str, Any]) -> None:
     """Write the markdown and the figures beside the JSON file, and print the former."""
-    from ..insight.plots import PlotsUnavailableError
-    from ..training.checkpoint import write_atomically
+    from ..files import write_atomically
+    from ..presentation.plots import PlotsUnavailableError
 
     write_atomically(path.with_suffix(".md"), text)
     done = [f"wrote {path}", f"wrote {path.with_suffix('.md')}"]

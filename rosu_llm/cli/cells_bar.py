@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from ..ablation.run import Cell
-    from ..ablation.store import Record
+    from ..experiments.ablate.cells import Cell
+    from ..experiments.store import Record
 
 
 class CellsBar:
-    """A :class:`~rosu_llm.ablation.run.Watcher` on the terminal."""
+    """A :class:`~rosu_llm.experiments.ablate.cells.Watcher` on the terminal."""
 
     def __init__(self, total: int) -> None:
         self.console = Console()

@@ -25,9 +25,9 @@ def main(argv: Sequence[str]) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from ..demo.contenders import LABELS
-    from ..demo.present import table, write
-    from ..demo.run import FULL, SMOKE, average, run_seed
+    from ..experiments.demo.contenders import LABELS
+    from ..experiments.demo.run import FULL, SMOKE, average, run_seed
+    from ..presentation.demo import table, write
 
     _quiet()
     console = Console()

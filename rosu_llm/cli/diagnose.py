@@ -18,8 +18,8 @@ def main(argv: Sequence[str]) -> int:
         from .launcher import launch
 
         return launch(options.accelerate_config, options.num_processes, argv, verb=("diagnose",))
-    from ..insight.diagnosis_run import diagnose
-    from ..training.recipe import read_config, read_flags
+    from ..analysis.coupling.run import diagnose
+    from ..recipes.settings import read_config, read_flags
     from .leaving import leave_group
 
     values = read_config(options.config) if options.config else {}

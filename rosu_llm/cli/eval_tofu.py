@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("rosu_llm").setLevel(logging.INFO if first else logging.ERROR)
 
     from ..evaluation.tofu.models import run
-    from ..evaluation.tofu.smoke import run_smoke
+    from ..toys.tofu import run_smoke
     from .leaving import leave_group
 
     text = (run_smoke if options.smoke else run)(_request(options))

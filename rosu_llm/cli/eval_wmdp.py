@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .leaving import leave_group
 
 if TYPE_CHECKING:
-    from ..evaluation.wmdp import Request
+    from ..evaluation.wmdp.run import Request
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,13 +34,13 @@ def main(argv: Sequence[str]) -> int:
             os.environ["ACCELERATE_USE_CPU"] = "true"  # else every process believes it is alone
         # autocast would change what --dtype says
         return launch("ddp", options.num_processes, expected, ("eval", "wmdp"), ("--mixed_precision", "no"))
-    from ..evaluation.wmdp import run
-    from ..evaluation.wmdp_smoke import run_smoke
+    from ..evaluation.wmdp.run import run
+    from ..toys.wmdp import run_smoke
 
     path = (run_smoke if options.smoke else run)(_request(options))
     if path is not None:
         text = _print_table([path], options)
-        from ..training.checkpoint import write_atomically
+        from ..files import write_atomically
 
         write_atomically(path.with_suffix(".md"), text)
         print(f"\nwrote {path} and {path.with_suffix('.md').name}")
@@ -91,10 +91,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _request(options: argparse.Namespace) -> Request:
-    from ..evaluation.lm_eval_run import Settings
-    from ..evaluation.result_store import default_cache
-    from ..evaluation.wmdp import Request
-    from ..evaluation.wmdp_data import TASKS
+    from ..evaluation.cache import default_cache
+    from ..evaluation.wmdp.data import TASKS
+    from ..evaluation.wmdp.lm_eval_run import Settings
+    from ..evaluation.wmdp.run import Request
 
     settings = Settings(
         tasks=tuple(dict.fromkeys(options.tasks or TASKS)),
@@ -120,8 +120,8 @@ def _request(options: argparse.Namespace) -> Request:
 
 
 def _print_table(paths: Sequence[Path], options: argparse.Namespace) -> str:
-    from ..evaluation.tables import render
-    from ..evaluation.wmdp_table import DIGITS, join
+    from ..presentation.tables import render
+    from ..presentation.wmdp import DIGITS, join
 
     table = join(paths, options.paper)
     print(render(table, options.format, digits=DIGITS), end="")

@@ -16,9 +16,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
 
     from ..errors import ConfigError
-    from ..insight.report.page import Options, build
-    from ..insight.report.reading import read_runs
-    from ..insight.report.writing import update_cards, write
+    from ..presentation.report.page import Options, build
+    from ..presentation.report.reading import read_runs
+    from ..presentation.report.writing import update_cards, write
 
     if options.answers < 1:
         raise ConfigError(f"--answers {options.answers} is not a number of questions: give 1 or more.")
@@ -86,7 +86,7 @@ def _reference(path: Path | None, split: str | None) -> Result | None:
 def _smoke(out: Path) -> int:
     from tempfile import TemporaryDirectory
 
-    from ..insight.report.example import write_example
+    from ..toys.report import write_example
 
     folder = out.parent if out.suffix == ".html" else out
     folder.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import optuna
     from rich.console import Console
 
-    from ..sweep.space import Space
-    from ..sweep.task import SweepTask
+    from ..experiments.sweep.space import Space
+    from ..experiments.sweep.task import SweepTask
 
 _TOFU = re.compile(r"(?P<data>.+):(?P<split>forget\d\d)(:train)?")
 #: ``--smoke`` runs no more trials than this.
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("rosu sweep needs Optuna: pip install 'rosu-llm[sweep]'.") from error
     from rich.console import Console
 
-    from ..sweep.study import open_study
+    from ..experiments.sweep.study import open_study
 
     name = options.study or options.out.resolve().name
     if options.smoke:  # where it can overwrite nothing real
@@ -49,14 +49,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _search(options: argparse.Namespace, rest: Sequence[str], name: str) -> int:
-    from ..ablation.settings import complete
-    from ..sweep.bar import TrialsBar
-    from ..sweep.collect import describe
-    from ..sweep.run import KEEP, Sweep, finished, run_sweep
-    from ..sweep.sampler import make_pruner, make_sampler
-    from ..sweep.space import read_space
-    from ..sweep.study import agree, open_study, start_over
-    from ..training.recipe import type_values
+    from ..experiments.settings import complete
+    from ..experiments.sweep.collect import describe
+    from ..experiments.sweep.sampler import make_pruner, make_sampler
+    from ..experiments.sweep.search import KEEP, Sweep, finished, run_sweep
+    from ..experiments.sweep.space import read_space
+    from ..experiments.sweep.study import agree, open_study, start_over
+    from ..recipes.settings import type_values
+    from .trials_bar import TrialsBar
 
     if options.keep not in KEEP:
         raise unknown("--keep", options.keep, KEEP)
@@ -88,7 +88,7 @@ def _search(options: argparse.Namespace, rest: Sequence[str], name: str) -> int:
 
 
 def _values(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
-    from ..training.recipe import read_config, read_flags
+    from ..recipes.settings import read_config, read_flags
 
     if bool(options.config) == bool(options.task):
         raise ConfigError("Say what to search on: either --config RECIPE.yaml or --task demo.")
@@ -100,8 +100,8 @@ def _values(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
 
 
 def _task(options: argparse.Namespace, values: dict[str, Any], seed: int) -> SweepTask:
-    from ..ablation.config_task import ConfigTask
-    from ..sweep.answers_task import AnswersTask
+    from ..experiments.config_task import ConfigTask
+    from ..experiments.sweep.answers_task import AnswersTask
 
     tofu = None if options.task else _TOFU.fullmatch(str(values.get("forget_data")))
     if not tofu:
@@ -109,17 +109,17 @@ def _task(options: argparse.Namespace, values: dict[str, Any], seed: int) -> Swe
     if options.task:
         import torch
 
-        from ..ablation.demo_task import DemoTask
-        from ..demo.run import FULL, SMOKE
+        from ..experiments.demo.run import FULL, SMOKE
+        from ..experiments.demo.task import DemoTask
 
         torch.set_num_threads(1)  # at this size more threads only wait for each other
         return AnswersTask(DemoTask(SMOKE if options.smoke else FULL, values, options.out / "models"), seed)
     if options.smoke:
-        from ..ablation.toy import toy_values
+        from ..toys.recipe import toy_values
 
         values = toy_values(values, options.out)
         if tofu:
-            from ..sweep.toy import toy_tofu
+            from ..toys.sweep import toy_tofu
 
             values |= toy_tofu(options.out, tofu["split"])
             tofu = _TOFU.fullmatch(values["forget_data"])
@@ -129,9 +129,9 @@ def _task(options: argparse.Namespace, values: dict[str, Any], seed: int) -> Swe
 def _tofu_task(options: argparse.Namespace, values: dict[str, Any], seed: int, source: re.Match[str]) -> SweepTask:
     from ..evaluation.tofu import fluency
     from ..evaluation.tofu.run import TofuSettings
-    from ..sweep.tofu_reference import find
-    from ..sweep.tofu_task import TofuEvaluation, TofuTask
-    from ..sweep.toy import TOY
+    from ..experiments.sweep.tofu_reference import find
+    from ..experiments.sweep.tofu_task import TofuEvaluation, TofuTask
+    from ..toys.sweep import TOY
 
     settings = TofuSettings(
         data=options.data or source["data"],
@@ -153,16 +153,16 @@ def _tofu_task(options: argparse.Namespace, values: dict[str, Any], seed: int, s
 
 
 def _count(options: argparse.Namespace, space: Space, study: optuna.Study) -> int:
-    from ..sweep.sampler import grid_size
+    from ..experiments.sweep.sampler import grid_size
 
     count: int = options.trials or (grid_size(space, study) if options.sampler == "grid" else 20)
     return min(count, _SMOKE_TRIALS) if options.smoke else count
 
 
 def _present(study: optuna.Study, out: Path, console: Console) -> None:
-    from ..sweep.collect import collect
-    from ..sweep.present import DIGITS, write
-    from ..sweep.table import screen, sweep_table
+    from ..experiments.sweep.collect import collect
+    from ..presentation.sweep import DIGITS, write
+    from ..presentation.sweep_table import screen, sweep_table
 
     content = collect(study, out)
     table = sweep_table(content)

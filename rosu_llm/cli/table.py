@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..evaluation.results import Result
-    from ..evaluation.tofu_table import TofuTable
+    from ..presentation.tofu import TofuTable
 
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".json": "json"}
 
@@ -20,8 +20,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
 
     from ..errors import ConfigError
-    from ..evaluation.tables import render
-    from ..evaluation.tofu_table import tofu_table
+    from ..presentation.tables import render
+    from ..presentation.tofu import tofu_table
 
     if bool(options.contribution) != bool(options.name):
         raise ConfigError("--contribution DIR and --name NAME belong together: give both or neither.")
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Result | None]:
     """The runs and the references, each file once."""
     if options.smoke:
-        from ..evaluation.example import example
+        from ..toys.table import example
 
         return example()
 
@@ -101,7 +101,7 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
 
 def _contribution(made: TofuTable, folder: Path, name: str) -> dict[Path, str]:
     from ..errors import ConfigError
-    from ..evaluation.contribution import contribution
+    from ..presentation.contribution import contribution
 
     files = {folder / file: text for file, text in contribution(made, name).items()}
     existing = [str(path) for path in files if path.exists()]
@@ -111,7 +111,7 @@ def _contribution(made: TofuTable, folder: Path, name: str) -> dict[Path, str]:
 
 
 def _write(files: dict[Path, str]) -> None:
-    from ..training.checkpoint import write_atomically
+    from ..files import write_atomically
 
     for path, text in files.items():
         write_atomically(path, text)

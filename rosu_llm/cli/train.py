@@ -38,20 +38,20 @@ def main(argv: Sequence[str]) -> int:
     if options.list_settings:
         _list_settings()
         return 0
-    from ..training.recipe import build, read_config, read_flags
+    from ..recipes.settings import build, read_config, read_flags
 
     values = read_config(options.config) if options.config else {}
     values.update(read_flags(rest))
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("rosu_llm").setLevel(logging.INFO)
     if options.smoke:
-        from ..training.smoke import run_smoke
+        from ..toys.train import run_smoke
 
         run_smoke(values)
     else:
-        from ..training.launch import run
-        from ..training.representation_config import RepresentationConfig
-        from ..training.representation_run import run_representation
+        from ..recipes.prepare import run
+        from ..recipes.representation_run import run_representation
+        from ..representation.config import RepresentationConfig
 
         arguments, config = build(values)
         if isinstance(config, RepresentationConfig):
@@ -66,9 +66,9 @@ def _list_settings() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..training.arguments import MethodArguments
-    from ..training.recipe import RunArguments
-    from ..training.representation_config import RepresentationArguments
+    from ..recipes.settings import RunArguments
+    from ..representation.config import RepresentationArguments
+    from ..training.config import MethodArguments
 
     table = Table("setting", "default", "meaning", title="Settings of a run (TrainingArguments not shown)")
     for group in (RunArguments, MethodArguments):

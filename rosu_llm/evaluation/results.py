@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import DataError
 from .aggregates import truth_probability
 from .provenance import Job, read_job, read_record
-from .tofu_summary import INPUTS, TRUTH_RATIO
+from .tofu.summary import INPUTS, TRUTH_RATIO
 
 FILES = ("TOFU_EVAL.json", "TOFU_SUMMARY.json")
 SIDECAR = "rosu_eval.json"  # written beside them by ``rosu eval tofu``: split, model, settings

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .gram import Gram
+from .methods.base import Inner
 from .projection import Stabilizer
-from .rule import Inner
 from .vector import F, R, S, Vector
 
 #: H_f x and H_r y, once computed.

@@ -1,6 +1,6 @@
 """Losses as plain functions in a registry."""
 
-from . import language, representation
+from . import language
 from .language import COUNT, answer_mask, logits_of, sequence_logprobs, token_nll
 from .reference import ReferenceLogProbs, ReferenceModel
 from .registry import LOSSES, LossContext, LossSpec, get_loss, register_loss
@@ -17,7 +17,6 @@ __all__ = [
     "language",
     "logits_of",
     "register_loss",
-    "representation",
     "sequence_logprobs",
     "token_nll",
 ]

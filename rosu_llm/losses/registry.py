@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from .representation import RepresentationContext
+    from ..representation.losses import RepresentationContext
 
 Batch = Mapping[str, Any]
 
@@ -69,6 +69,9 @@ class LossSpec:
 
 LOSSES: dict[str, LossSpec] = {}
 
+#: Registered by ``rosu_llm.representation``, which stands above this folder.
+_OF_ACTIVATIONS = ("representation", "rmu")
+
 
 def register_loss(
     name: str,
@@ -94,6 +97,11 @@ def register_loss(
 def get_loss(name: str, role: str) -> LossSpec:
     """The loss called ``name``, if it can play ``role``."""
     fitting = [n for n, spec in LOSSES.items() if role in spec.roles]
+    if name not in LOSSES and name in _OF_ACTIVATIONS:
+        raise ConfigError(
+            f"{role}_loss={name!r} is a loss of hidden activations: use RepresentationConfig and "
+            "RepresentationTrainer, whose import registers it (rosu train does so by itself)."
+        )
     if name not in LOSSES:
         raise unknown(f"{role}_loss", name, fitting)
     if role not in LOSSES[name].roles:

@@ -29,8 +29,8 @@ TRAINERS: dict[str, Alias] = {
     GENERAL: Alias("rosu", general=True),
     "ROSURepresentation": Alias(
         "rosu",
-        "rosu_llm.training.representation:RepresentationMixin",
-        "rosu_llm.training.representation_config:RepresentationArguments",
+        "rosu_llm.representation.trainer:RepresentationMixin",
+        "rosu_llm.representation.config:RepresentationArguments",
         general=True,
     ),
     "MinMax": Alias("minmax"),

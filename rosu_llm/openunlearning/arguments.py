@@ -9,8 +9,8 @@ from typing import Any, get_type_hints
 
 from ..errors import ConfigError, unknown
 from ..losses import LOSSES
-from ..training.arguments import MethodArguments
-from ..training.recipe import coerce
+from ..recipes.settings import coerce
+from ..training.config import MethodArguments
 from .aliases import GENERAL, NATIVE, TRAINERS
 
 

@@ -1,7 +1,7 @@
 """Mem, Priv, Util, Agg and Agg_MU as metrics of OpenUnlearning, so that they stand in its own result files.
 
 Its evaluator computes the components (``pre_compute``) and reads the reference models' files (``reference_logs``); here
-they only meet the formulas of :mod:`rosu_llm.evaluation.tofu_summary`. A score that lacks an input is an empty result:
+they only meet the formulas of :mod:`rosu_llm.evaluation.tofu.summary`. A score that lacks an input is an empty result:
 OpenUnlearning leaves it out of its summary and, unlike a null, computes it again when it is asked next time.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..evaluation.aggregates import harmonic_mean
-from ..evaluation.tofu_summary import TofuSummary, summarise
+from ..evaluation.tofu.summary import TofuSummary, summarise
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,10 @@
 """Where gradients and weights live: capture, inner products, exact perturb and restore."""
 
+from .base import TensorSpace
 from .fsdp2 import FSDP2Space
 from .local import LocalSpace, trainable
 from .protocol import ParameterSpace, Realized
 from .replicas import ReplicaSpace
-from .tensors import TensorSpace
 from .zero import Zero3Space, Zero12Space, zero_space
 
 __all__ = [

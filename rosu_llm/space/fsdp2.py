@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import UnsupportedLayoutError
+from .base import TensorSpace
 from .local import trainable
-from .metric import Scales, scales_of
-from .tensors import TensorSpace
+from .preconditioner import Scales, scales_of
 
 
 def is_dtensor(tensor: object) -> bool:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, UnsupportedLayoutError
 from ..geometry import Vector
+from .base import TensorSpace
 from .hessian import hessian_product
-from .metric import Scales, scales_of
-from .tensors import TensorSpace
+from .preconditioner import Scales, scales_of
 
 
 def trainable(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .base import TensorSpace
 from .blocks import Sums, blocks, inner, work_dtype
-from .tensors import TensorSpace
 
 
 def part_products(space: TensorSpace, pairs: Sequence[tuple[str, str]], parts: Mapping[int, int]) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..geometry import Gram, Vector
-from .metric import Scales
+from .preconditioner import Scales
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import UnsupportedLayoutError
+from .base import TensorSpace
 from .fsdp2 import all_reduce_sum
-from .metric import Scales, scale_of, scales_of, second_moment
-from .tensors import TensorSpace
+from .preconditioner import Scales, scale_of, scales_of, second_moment
 
 
 class ZeroSpace(TensorSpace):

@@ -1,21 +1,26 @@
 """The passes over a window and the update they end in."""
 
-from .amplify import Amplifier, Pull, resolve
+from .calibration import pull_scale
 from .engine import Closure, StepEngine
-from .loop import UnlearningStep, guard_optimizer
+from .logs import metrics, over_steps, pull_metrics
 from .outcome import Outcome
-from .report import metrics, over_steps, pull_metrics
+from .pull import Amplifier, Pull, resolve
+from .schedules import BetaSchedule, RhoSchedule
+from .step import UnlearningStep, guard_optimizer
 
 __all__ = [
     "Amplifier",
+    "BetaSchedule",
     "Closure",
     "Outcome",
     "Pull",
+    "RhoSchedule",
     "StepEngine",
     "UnlearningStep",
     "guard_optimizer",
     "metrics",
     "over_steps",
     "pull_metrics",
+    "pull_scale",
     "resolve",
 ]

@@ -21,7 +21,7 @@ from ..errors import ConfigError, DataError, NonFiniteError
 from ..geometry import Gram, Inner, Rule, Vector
 from ..geometry.subspace import Subspace, check_independent, sample_name
 from ..space import ParameterSpace, Realized
-from ..space.metric import Scales, check_adaptive
+from ..space.preconditioner import Scales, check_adaptive
 from .outcome import Outcome
 from .replay import RandomState, frozen_statistics
 

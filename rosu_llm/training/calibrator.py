@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..geometry import pull_scale
 from ..losses import COUNT, logits_of, token_nll
+from ..step.calibration import pull_scale
 
 
 class Calibrator:

@@ -1,12 +1,192 @@
-"""``ROSUConfig``: ``TrainingArguments`` plus the method's parameters."""
+"""The method's parameters, and Trainer's with them: the same names in Python, YAML and flags.
+
+:class:`MethodArguments` stands alone so that other trainers (OpenUnlearning's) can carry it beside
+their own arguments; :class:`ROSUConfig` is it plus ``TrainingArguments``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
 
-from .arguments import MethodArguments
+from ..errors import ConfigError, unknown
+from ..geometry import METHODS, Rule, build_rule
+from ..geometry.methods.registry import DEFAULTS
+from ..losses import LossSpec, get_loss
+from ..step import Amplifier, resolve
+from ..step.calibration import pull_scale
+from ..step.schedules import BetaSchedule, RhoSchedule
+
+REDUCTIONS = ("window_tokens", "micro_mean")
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    NameOrNumber = str | float
+else:
+    # transformers.HfArgumentParser reads a union with str as its other member and would refuse the names.
+    NameOrNumber = str
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass
+class MethodArguments:
+    """Everything that defines the unlearning step. Greek letters are the paper's."""
+
+    # -- the method -----------------------------------------------------------------------------
+    method: str = field(default="rosu", metadata=_help("Rule: " + ", ".join(METHODS) + "."))
+    forget_loss: str = field(default="nll", metadata=_help("L_f, raised: nll, npo, simnpo or a registered name."))
+    retain_loss: str = field(default="nll", metadata=_help("L_r, lowered: nll, kl or a registered name."))
+
+    # -- the surrogate --------------------------------------------------------------------------
+    rho: float = field(default=0.4, metadata=_help("Perturbation radius ρ."))
+    rho_schedule: str = field(default="constant", metadata=_help("ρ over the run: constant or cosine."))
+    jacobian: str = field(
+        default="relaxed",
+        metadata=_help("Outer gradient: relaxed (Alg. 1), none (Alg. 2); with Hessians: exact, no_a1, no_a2."),
+    )
+    components: str = field(
+        default="full", metadata=_help("Terms of the update: full, delta_only (βδ) or v_only (−ηv), for ablations.")
+    )
+    tau: float = field(default=1e-8, metadata=_help("Stabiliser τ of the projection."))
+    tau_mode: str = field(default="absolute", metadata=_help("τ absolute as in the paper, or relative to ‖r‖²."))
+    eps_q: float = field(default=1e-6, metadata=_help("‖q‖ at or below which a step is plain retain descent."))
+
+    protect_rank: int | None = field(
+        default=None,
+        metadata=_help("Protected retain directions: 1 is the mean (rosu's default), k ≥ 2 are k sampled examples."),
+    )
+    include_mean: bool = field(
+        default=False, metadata=_help("Protect the mean retain gradient besides the sampled ones.")
+    )
+    metric: str = field(
+        default="euclidean",
+        metadata=_help("Metric in which rosu and gu project: euclidean, or adam (the optimizer's)."),
+    )
+
+    # -- the amplification ----------------------------------------------------------------------
+    beta: NameOrNumber = field(default="tied", metadata=_help("Amplification β: tied (η/ρ), two_phase or a number."))
+    beta_start: float = field(default=0.001, metadata=_help("two_phase: β at the first step."))
+    beta_high: float = field(default=0.06, metadata=_help("two_phase: β at the end of the warm-up."))
+    beta_low: float = field(default=0.012, metadata=_help("two_phase: β afterwards."))
+    beta_warmup_ratio: float = field(default=0.1, metadata=_help("two_phase: share of the run spent warming up."))
+    amplify: str = field(
+        default="auto",
+        metadata=_help("How βδ reaches the weights: direct, optimizer, matched; auto picks by optimizer."),
+    )
+    kappa: float = field(default=0.5, metadata=_help("matched: length of the pull over that of the optimizer's step."))
+    calibrate: NameOrNumber = field(
+        default="off",
+        metadata=_help("Fade the pull as L_f reaches the loss of unseen data: off, holdout, or a target loss."),
+    )
+    calibrate_margin: float = field(default=1.0, metadata=_help("Loss gap at which the calibrated pull is full."))
+    calibrate_every: int = field(default=1, metadata=_help("Steps between measurements of the held-out loss."))
+
+    # -- baselines ------------------------------------------------------------------------------
+    forget_weight: float = field(default=1.0, metadata=_help("λ_f of graddiff, pcgrad, blur, sam_npo, torchjd."))
+    retain_weight: float = field(default=1.0, metadata=_help("λ_r of the same."))
+    reflection: float = field(default=2.0, metadata=_help("uam_reflected: factor γ on the component along f."))
+    orthograd_alpha: float = field(default=0.5, metadata=_help("orthograd: weight α of r; 1 − α on the forget part."))
+    npo_beta: float = field(default=0.1, metadata=_help("npo: inverse temperature."))
+    simnpo_beta: float = field(default=4.5, metadata=_help("simnpo: inverse temperature."))
+    simnpo_delta: float = field(default=0.0, metadata=_help("simnpo: margin."))
+
+    # -- arithmetic -----------------------------------------------------------------------------
+    reduction: str = field(
+        default="window_tokens",
+        metadata=_help("window_tokens: sum over the window / its count; micro_mean: mean of micro-batch means."),
+    )
+    upcast: bool = field(
+        default=True,
+        metadata=_help("Hold bf16 trainable weights in float32; false keeps them (stochastic rounding of δ)."),
+    )
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        """Values that ``reduction`` may have."""
+        return REDUCTIONS
+
+    def check_method(self) -> None:
+        """Raise one clear error for the first setting that cannot work."""
+        self._coerce()
+        self.rule()
+        self.rho_at(0, 1)
+        self.beta_schedule()
+        self.amplifier(None if self.amplify != "auto" else "direct")
+        for role in ("forget", "retain"):
+            self.loss(role)
+        for name in ("npo_beta", "simnpo_beta"):
+            if not (getattr(self, name) > 0.0 and isfinite(getattr(self, name))):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be positive and finite.")
+        if self.reduction not in self.reductions:
+            raise unknown("reduction", self.reduction, self.reductions)
+        self._check_calibration()
+
+    def _coerce(self) -> None:
+        # Flags and YAML 1.1 hand over numbers as text ("0.2", "1e-3").
+        for name in ("beta", "calibrate"):
+            value = getattr(self, name)
+            if name == "calibrate" and (value is False or value == "no"):  # YAML reads a bare off as a boolean
+                value = "off"
+            if isinstance(value, bool):
+                value = str(value).lower()
+            if isinstance(value, str):
+                try:
+                    value = float(value)
+                except ValueError:
+                    pass
+            setattr(self, name, value)
+
+    def _check_calibration(self) -> None:
+        if isinstance(self.calibrate, str) and self.calibrate not in ("off", "holdout"):
+            raise ConfigError(
+                f"calibrate={self.calibrate!r} is not understood: give 'off', 'holdout' or a target loss such as 2.5."
+            )
+        if self.calibrate == "off":
+            return
+        if not isinstance(self.calibrate, str) and not isfinite(self.calibrate):
+            raise ConfigError(f"calibrate={self.calibrate!r} is no target loss: give a finite number such as 2.5.")
+        pull_scale(0.0, 0.0, self.calibrate_margin)
+        if self.calibrate_every < 1:
+            raise ConfigError(f"calibrate_every={self.calibrate_every!r} must be at least 1.")
+        if not self.rule().pulls:
+            pulling = sorted(name for name in METHODS if build_rule(name).pulls)
+            raise ConfigError(
+                f"method={self.method!r} has no pull to calibrate: set calibrate='off', or use one of {pulling}."
+            )
+
+    # -- the objects these settings describe ----------------------------------------------------
+
+    def rule(self) -> Rule:
+        """The rule named by ``method``."""
+        return build_rule(self.method, **{name: getattr(self, name) for name in DEFAULTS})
+
+    def loss(self, role: str) -> LossSpec:
+        """The forget or retain loss."""
+        return get_loss(getattr(self, f"{role}_loss"), role)
+
+    def amplifier(self, mode: str | None = None, optimizer: Optimizer | None = None) -> Amplifier:
+        """How βδ reaches the weights; ``mode`` in place of ``amplify`` where given."""
+        alone = self.components == "delta_only"
+        return resolve(mode or self.amplify, self.beta, self.kappa, optimizer, alone=alone)
+
+    def rho_at(self, step: int, total: int) -> float:
+        """ρ_t."""
+        return RhoSchedule(self.rho, self.rho_schedule).at(step, total)
+
+    def beta_schedule(self) -> BetaSchedule:
+        """β_t."""
+        return BetaSchedule(self.beta, self.beta_start, self.beta_high, self.beta_low, self.beta_warmup_ratio)
+
+    def method_dict(self) -> dict[str, Any]:
+        """The method's settings alone, for model cards and result files."""
+        return {name: getattr(self, name) for name in MethodArguments.__dataclass_fields__}
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..losses import COUNT
-from .arguments import MethodArguments
+from .config import MethodArguments
 from .window import PARTS, WindowLoss
 
 if TYPE_CHECKING:

@@ -12,19 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..files import write_atomically
 from ..losses import ReferenceLogProbs
-from .arguments import MethodArguments
 from .calibrator import Calibrator
-from .checkpoint import (
-    REFERENCE_FILE,
-    STATE_FILE,
-    last_complete,
-    marked,
-    numpy_state_allowed,
-    rotate,
-    staged,
-    write_atomically,
-)
+from .checkpoints import REFERENCE_FILE, STATE_FILE, last_complete, marked, numpy_state_allowed, rotate, staged
+from .config import MethodArguments
 from .model_card import model_card
 
 if TYPE_CHECKING:

@@ -28,11 +28,10 @@ from ..geometry import Inner, Vector
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..space import TensorSpace
 from ..step import Amplifier, Closure, Outcome, StepEngine, guard_optimizer, metrics, over_steps, pull_metrics
-from ..step.amplify import NEGLIGIBLE
-from .arguments import MethodArguments
+from ..step.pull import NEGLIGIBLE
 from .calibrator import Calibrator
-from .checkpoint import REFERENCE_FILE, STATE_FILE, resolve_resume
-from .config import ROSUConfig
+from .checkpoints import REFERENCE_FILE, STATE_FILE, resolve_resume
+from .config import MethodArguments, ROSUConfig
 from .layout import build_space, check_layout
 from .paired_evaluation import PairedEvaluation
 from .per_sample import Ranks, sample_closures

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rosu_llm.ablation.toy import toy_values
 from rosu_llm.cli.main import main
+from rosu_llm.toys.recipe import toy_values
 from tests.conftest import ROOT
 
 RECIPE = str(ROOT / "configs" / "recipes" / "tofu_llama-3.2-1b.yaml")

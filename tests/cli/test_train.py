@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rosu_llm import MethodArguments
 from rosu_llm.cli.main import main
 from rosu_llm.data.people import generate
-from rosu_llm.demo.world import word_tokenizer
-from rosu_llm.training.checkpoint import MARKER, last_complete
-from rosu_llm.training.recipe import RunArguments, read_config
+from rosu_llm.experiments.demo.world import word_tokenizer
+from rosu_llm.recipes.settings import RunArguments, read_config
+from rosu_llm.training.checkpoints import MARKER, last_complete
 from tests.conftest import ROOT
 from tests.losses import naive
 from tests.models import tiny_llama

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from rosu_llm.data.people import SPLITS, generate
-from rosu_llm.demo.world import build_world, word_tokenizer
 from rosu_llm.errors import ConfigError
+from rosu_llm.experiments.demo.world import build_world, word_tokenizer
 
 CORPUS = generate(3, forget=4, retain=9, calibration=2, holdout=3, perturbed=5)
 ITEMS = [item for split in SPLITS for item in CORPUS.items[split]]

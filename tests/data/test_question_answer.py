@@ -8,8 +8,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from rosu_llm import QuestionAnswerDataset
-from rosu_llm.demo.world import word_tokenizer
 from rosu_llm.errors import DataError
+from rosu_llm.experiments.demo.world import word_tokenizer
 
 PAIRS = [("Where was Ada born ?", "Ada was born in Riga ."), ("Who ?", "Nobody"), ("Why is that so ?", "")]
 WORDS = sorted({word for pair in PAIRS for text in pair for word in text.split()})

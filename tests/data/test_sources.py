@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from rosu_llm.data.sources import load_samples, local_file, read_rows
-from rosu_llm.demo.world import word_tokenizer
 from rosu_llm.errors import DataError
+from rosu_llm.experiments.demo.world import word_tokenizer
 
 ROWS = [{"question": "Who ?", "answer": "Ada"}, {"question": "Where ?", "answer": "Riga — über"}]
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rosu_llm.errors import ConfigError
-from rosu_llm.evaluation.tofu_summary import ATTACKS, COLUMNS, FLUENCY, MEMORISATION, MODEL_UTILITY, summarise
+from rosu_llm.evaluation.tofu.summary import ATTACKS, COLUMNS, FLUENCY, MEMORISATION, MODEL_UTILITY, summarise
 from rosu_llm.openunlearning.metrics import METRICS, register_metrics
 from tests.conftest import ROOT
 from tests.evaluation.saves import FIGURES, INITIAL, RETAIN

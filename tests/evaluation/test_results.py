@@ -13,7 +13,7 @@ from rosu_llm.errors import DataError
 from rosu_llm.evaluation.collection import check_comparable, find_reference, find_results, unique_labels
 from rosu_llm.evaluation.provenance import read_job, read_record
 from rosu_llm.evaluation.results import read_result
-from rosu_llm.evaluation.tofu_table import tofu_table
+from rosu_llm.presentation.tofu import tofu_table
 from tests.evaluation.saves import FIGURES, make_run, write_eval, write_hydra, write_summary
 
 MODEL = "Llama-3.2-1B-Instruct"

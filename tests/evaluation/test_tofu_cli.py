@@ -12,7 +12,7 @@ from rosu_llm.cli import launcher
 from rosu_llm.cli.main import main
 from rosu_llm.evaluation.tofu import passes
 from rosu_llm.evaluation.tofu.metrics import METRICS
-from rosu_llm.evaluation.tofu_summary import FLUENCY
+from rosu_llm.evaluation.tofu.summary import FLUENCY
 from tests.evaluation.test_tofu_run import World
 
 

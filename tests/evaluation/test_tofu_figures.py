@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from rosu_llm.data.chat_format import Encoded
-from rosu_llm.demo.world import small_llama
 from rosu_llm.errors import ConfigError, NonFiniteError
 from rosu_llm.evaluation.tofu import answers, figures
 from rosu_llm.evaluation.tofu.answers import TokenStatistics, token_statistics
 from rosu_llm.evaluation.tofu.metrics import DERIVED, METRICS, attack_entry, datasets_of, entry, needed
 from rosu_llm.evaluation.tofu.sharing import plan
+from rosu_llm.experiments.demo.world import small_llama
 
 PAD = 2  # also the end-of-text token, as in Llama 3's tokenizer without padding token
 VOCABULARY = 40

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rosu_llm.data.chat_format import FORMATS, encode_chat
-from rosu_llm.demo.world import small_llama, word_tokenizer
 from rosu_llm.evaluation.tofu import generation
 from rosu_llm.evaluation.tofu.figures import rouge
 from rosu_llm.evaluation.tofu.generation import generate, text_of
+from rosu_llm.experiments.demo.world import small_llama, word_tokenizer
 
 WORDS = "Question: Answer: who was born in Riga ? she wrote . it 's , Oslo we do n't the The".split()
 QUESTIONS = ["who was born in Riga ?", "who ?", "who was she in Oslo , the born ?", "do we ?"]

@@ -21,7 +21,7 @@ from rosu_llm.evaluation.tofu.answers import may_share
 from rosu_llm.evaluation.tofu.fluency import available
 from rosu_llm.evaluation.tofu.packing import packed_length
 from rosu_llm.evaluation.tofu.run import evaluate_tofu
-from rosu_llm.evaluation.tofu_summary import FLUENCY
+from rosu_llm.evaluation.tofu.summary import FLUENCY
 from tests.evaluation.tofu_cases import FIXTURE
 from tests.evaluation.tofu_world import World, edit, read, save_classifier
 

@@ -16,7 +16,7 @@ from rosu_llm.evaluation.tofu import passes
 from rosu_llm.evaluation.tofu.metrics import METRICS
 from rosu_llm.evaluation.tofu.run import TofuSettings, _architecture, evaluate_tofu
 from rosu_llm.evaluation.tofu.sharing import Finished, Job
-from rosu_llm.evaluation.tofu_summary import FLUENCY, INPUTS
+from rosu_llm.evaluation.tofu.summary import FLUENCY, INPUTS
 from tests.evaluation.tofu_world import World, edit, read, save_classifier
 
 ALL_BUT_FLUENCY = {name for name in METRICS if name != FLUENCY}

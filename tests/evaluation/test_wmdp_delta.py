@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rosu_llm.evaluation.delta_score import Score, delta_score, paired_stderr
-from rosu_llm.evaluation.wmdp_table import PAPER
+from rosu_llm.evaluation.wmdp.delta_score import Score, delta_score, paired_stderr
+from rosu_llm.presentation.wmdp import PAPER
 
 
 def scores(mmlu: float, bio: float, cyber: float, error: float | None = 0.01) -> dict[str, Score]:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rosu_llm.errors import ConfigError, DataError
-from rosu_llm.evaluation import wmdp
-from rosu_llm.evaluation.lm_eval_run import Settings, device_type, evaluate
 from rosu_llm.evaluation.model_identity import find_model
-from rosu_llm.evaluation.wmdp import Request, run
-from rosu_llm.evaluation.wmdp_data import TASKS, write_tasks
+from rosu_llm.evaluation.wmdp.data import TASKS, write_tasks
+from rosu_llm.evaluation.wmdp.lm_eval_run import Settings, device_type, evaluate
+from rosu_llm.evaluation.wmdp.run import Request, run
+from rosu_llm.evaluation.wmdp.run import run as wmdp
 from tests.evaluation.wmdp_records import VERSIONS, copy_model, evaluation, real_questions
 
 TOPICS = {

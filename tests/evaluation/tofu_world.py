@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from rosu_llm.demo.run import SMOKE
-from rosu_llm.demo.world import build_world, small_llama
 from rosu_llm.evaluation.tofu.run import TofuSettings, evaluate_tofu
-from rosu_llm.evaluation.tofu.smoke import write_toy_data
+from rosu_llm.experiments.demo.run import SMOKE
+from rosu_llm.experiments.demo.world import build_world, small_llama
+from rosu_llm.toys.tofu import write_toy_data
 
 
 class World:

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rosu_llm.evaluation.delta_score import Score
-from rosu_llm.evaluation.lm_eval_run import Evaluation, Settings
+from rosu_llm.evaluation.wmdp.delta_score import Score
+from rosu_llm.evaluation.wmdp.lm_eval_run import Evaluation, Settings
 
 VERSIONS = {"lm-eval": "0.4.13", "transformers": "5", "torch": "2"}
 

@@ -10,7 +10,7 @@ from torch import nn
 from rosu_llm import UnlearningStep
 from rosu_llm.errors import ConfigError
 from rosu_llm.geometry import Rosu, Vector, build_rule
-from rosu_llm.step.amplify import resolve
+from rosu_llm.step.pull import resolve
 
 from .problems import dense, gram_of
 

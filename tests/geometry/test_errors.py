@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from rosu_llm.errors import ConfigError, RosuError
-from rosu_llm.geometry import BetaSchedule, RhoSchedule, Rosu, Stabilizer, build_rule, pull_scale
-from rosu_llm.geometry.descent import GradDiff
-from rosu_llm.geometry.minmax import MinMax, Uam
+from rosu_llm.geometry import Rosu, Stabilizer, build_rule
+from rosu_llm.geometry.methods.descent import GradDiff
+from rosu_llm.geometry.methods.minmax import MinMax, Uam
+from rosu_llm.step.calibration import pull_scale
+from rosu_llm.step.schedules import BetaSchedule, RhoSchedule
 
 NAN, INF = float("nan"), float("inf")
 

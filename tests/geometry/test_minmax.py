@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from rosu_llm.geometry import R, S, Vector
-from rosu_llm.geometry.minmax import MinMax, Uam
+from rosu_llm.geometry.methods.minmax import MinMax, Uam
 
 from .problems import (
     EPS,

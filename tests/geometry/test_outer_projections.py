@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from rosu_llm.errors import ConfigError
 from rosu_llm.geometry import F, Gram, R, build_rule
-from rosu_llm.geometry.minmax import MinMax, UamReflected, UamRelaxed
-from rosu_llm.geometry.pcgrad import Blur, PCGrad, PCGradConflict
-from rosu_llm.geometry.sharpness import SharpnessAware
+from rosu_llm.geometry.methods.minmax import MinMax, UamReflected, UamRelaxed
+from rosu_llm.geometry.methods.pcgrad import Blur, PCGrad, PCGradConflict
+from rosu_llm.geometry.methods.sam_npo import SharpnessAware
 
 from .problems import Dense, Pair, bounded, dense, gram_of, norm, radii, regular_pairs, scales, seeds
 

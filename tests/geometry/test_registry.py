@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rosu_llm.geometry import METHODS, Rosu, Stabilizer, build_rule
-from rosu_llm.geometry.descent import FineTune, GradDiff, NegativeGradient
-from rosu_llm.geometry.gu import GU
-from rosu_llm.geometry.minmax import MinMax, Uam, UamReflected, UamRelaxed
-from rosu_llm.geometry.orthograd import OrthoGrad
-from rosu_llm.geometry.pcgrad import Blur, PCGrad, PCGradConflict
-from rosu_llm.geometry.rule import Rule
-from rosu_llm.geometry.sharpness import SharpnessAware
+from rosu_llm.geometry.methods.base import Rule
+from rosu_llm.geometry.methods.descent import FineTune, GradDiff, NegativeGradient
+from rosu_llm.geometry.methods.gu import GU
+from rosu_llm.geometry.methods.minmax import MinMax, Uam, UamReflected, UamRelaxed
+from rosu_llm.geometry.methods.orthograd import OrthoGrad
+from rosu_llm.geometry.methods.pcgrad import Blur, PCGrad, PCGradConflict
+from rosu_llm.geometry.methods.sam_npo import SharpnessAware
 from rosu_llm.geometry.subspace import Protection
 
 

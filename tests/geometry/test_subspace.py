@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.geometry import F, R, Rosu, S, Stabilizer, Vector, build_rule
-from rosu_llm.geometry.gu import GU
-from rosu_llm.geometry.orthograd import OrthoGrad
-from rosu_llm.geometry.rosu_subspace import SubspaceRosu
+from rosu_llm.geometry.methods.gu import GU
+from rosu_llm.geometry.methods.orthograd import OrthoGrad
+from rosu_llm.geometry.methods.rosu_subspace import SubspaceRosu
 from rosu_llm.geometry.subspace import Protection, Subspace, check_independent
 
 from .problems import EPS, Dense, bounded, dense, gram_of, norm, operator_norm, pair, seeds

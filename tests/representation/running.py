@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rosu_llm.representation.config import RepresentationConfig
+from rosu_llm.representation.trainer import RepresentationTrainer
 from rosu_llm.step import Outcome
-from rosu_llm.training.representation import RepresentationTrainer
-from rosu_llm.training.representation_config import RepresentationConfig
 from tests.models import FAMILIES, VOCABULARY
 
 #: Trains layers 1 and 2 of a :func:`tests.models.tiny_decoder` and looks at layer 2 of its four.

@@ -18,8 +18,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from rosu_llm.demo.world import word_tokenizer
 from rosu_llm.errors import ConfigError, DataError
+from rosu_llm.experiments.demo.world import word_tokenizer
 from rosu_llm.representation import files as module
 from rosu_llm.representation.files import INDEX, SINGLE, CheckpointFiles, read_header, refuse_held
 from tests.conftest import ROOT

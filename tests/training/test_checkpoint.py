@@ -11,17 +11,9 @@ from typing import Any
 import pytest
 
 from rosu_llm.errors import ConfigError
-from rosu_llm.training import checkpoint
-from rosu_llm.training.checkpoint import (
-    MARKER,
-    last_complete,
-    marked,
-    remove_all,
-    resolve_resume,
-    rotate,
-    staged,
-    write_atomically,
-)
+from rosu_llm.files import write_atomically
+from rosu_llm.training import checkpoints as checkpoint
+from rosu_llm.training.checkpoints import MARKER, last_complete, marked, remove_all, resolve_resume, rotate, staged
 
 FILES = ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt")
 

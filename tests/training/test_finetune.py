@@ -17,10 +17,10 @@ from rosu_llm.data.chat_format import FORMAT_FILE, FORMATS, encode_chat, read_fo
 from rosu_llm.data.sources import read_rows
 from rosu_llm.errors import DataError
 from rosu_llm.geometry import build_rule
-from rosu_llm.training.checkpoint import MARKER
-from rosu_llm.training.launch import build_trainer, load
-from rosu_llm.training.recipe import build
-from rosu_llm.training.run_record import RECORD_FILE
+from rosu_llm.recipes.prepare import build_trainer, load
+from rosu_llm.recipes.record import RECORD_FILE
+from rosu_llm.recipes.settings import build
+from rosu_llm.training.checkpoints import MARKER
 from tests.models import tiny_llama
 from tests.training.tiny_world import FORM, World
 

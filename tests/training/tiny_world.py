@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rosu_llm.data.people import generate
-from rosu_llm.demo.world import word_tokenizer
+from rosu_llm.experiments.demo.world import word_tokenizer
 from tests.models import tiny_llama
 
 FORM = "Llama-2-7b-hf"  # Question: … Answer: …

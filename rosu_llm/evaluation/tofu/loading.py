@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 
 from ...errors import ConfigError
+from ...files import read_json
 from ...training.precision import dtype_argument
 from ..model_identity import TOKENIZER_FILES, Model, find_model, identity
-from ..result_store import read_json
 
 ADAPTER = "adapter_config.json"
 

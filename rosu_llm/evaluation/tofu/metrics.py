@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import unknown
-from ..tofu_summary import FLUENCY, MODEL_UTILITY, TRUTH_RATIO
 from .figures import mean
+from .summary import FLUENCY, MODEL_UTILITY, TRUTH_RATIO
 
 Entry = dict[str, Any]
 Entries = Mapping[str, Entry]

@@ -12,13 +12,13 @@ import torch
 
 from ...data.chat_format import find_format
 from ...errors import ConfigError, DataError
+from ...presentation.tofu_evaluation import report
 from ..aggregates import auc_transform
 from ..collection import find_reference
 from ..results import FILES, read_result
 from .loading import ADAPTER, Loading, Source, find_source, load, load_tokenizer
 from .processes import from_first
 from .questions import load_questions
-from .report import report
 from .run import TofuSettings, evaluate_tofu
 
 

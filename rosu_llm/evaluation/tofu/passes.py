@@ -12,7 +12,6 @@ import torch
 
 from ...data.chat_format import IGNORE
 from ...errors import ConfigError
-from ..tofu_summary import FLUENCY
 from . import figures, fluency
 from .answers import TokenStatistics, may_share, token_statistics
 from .generation import generate, text_of
@@ -23,6 +22,7 @@ from .questions import Encoder
 from .settings import TofuSettings
 from .sharing import Job, plan, share
 from .store import Store
+from .summary import FLUENCY
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
+from ...files import read_json
 from ..collection import find_reference
-from ..result_store import read_json
 from ..results import Result
 from .metrics import DERIVED, Entry
 

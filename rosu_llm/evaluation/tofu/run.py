@@ -18,7 +18,6 @@ from typing import Any
 
 from ...data.chat_format import FORMATS, find_format
 from ...errors import ConfigError
-from ..tofu_summary import FLUENCY
 from . import fluency
 from .identity import model_identity, versions
 from .metrics import COMPARED, DERIVED, datasets_of, needed
@@ -28,6 +27,7 @@ from .questions import Encoder, load_questions
 from .references import read_retain
 from .settings import TofuSettings
 from .store import Store
+from .summary import FLUENCY
 
 __all__ = ["TofuSettings", "evaluate_tofu"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from ..result_store import read_json, write_json
+from ...files import read_json, write_json
 from ..results import FILES, SIDECAR
 from .metrics import Entry
 

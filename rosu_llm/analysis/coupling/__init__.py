@@ -1,0 +1,1 @@
+"""How strongly forgetting and retaining pull on the same weights (``rosu diagnose``)."""

@@ -1,0 +1,138 @@
+"""Seeded mini-batch pairs as closures: the same samples whatever the number of processes and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import ConfigError, DataError
+from ...step import Closure
+from ...training.window import PARTS, WindowLoss
+
+#: Radii around the paper's choice for language models, ρ = 0.4.
+RHOS = (0.1, 0.2, 0.4, 0.8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is measured.
+
+    Args:
+        pairs: number of mini-batch pairs.
+        forget_batch_size, retain_batch_size: samples per batch, over all processes.
+        micro_batch_size: samples per forward pass and process; None takes a batch at once.
+        rhos: radii that are reported.
+        rho: the radius the advice is about; the largest of ``rhos`` if None.
+        points: evenly spaced radii up to the largest at which losses are measured besides.
+        seed: of the draws.
+    """
+
+    pairs: int = 16
+    forget_batch_size: int = 8
+    retain_batch_size: int = 8
+    micro_batch_size: int | None = None
+    rhos: tuple[float, ...] = RHOS
+    rho: float | None = None
+    points: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("pairs", "forget_batch_size", "retain_batch_size", "micro_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1.")
+        if self.points < 0:
+            raise ConfigError(f"points={self.points} must be at least 0 (then only the radii in rhos are measured).")
+        if not self.rhos:
+            raise ConfigError("rhos is empty: give at least one radius, e.g. 0.4.")
+        for rho in self.rhos if self.rho is None else (*self.rhos, self.rho):
+            if not (rho > 0.0 and isfinite(rho)):
+                raise ConfigError(f"rho={rho!r} is no radius of a perturbation: give positive numbers, e.g. 0.1 0.4.")
+
+    @property
+    def chosen(self) -> float:
+        """The radius the advice is about."""
+        return max(self.rhos) if self.rho is None else self.rho
+
+    @property
+    def reported(self) -> list[float]:
+        """The radii with a row of their own, ascending."""
+        return sorted({*self.rhos, self.chosen})
+
+    @property
+    def measured(self) -> list[float]:
+        """All radii at which losses are measured, ascending."""
+        highest = self.reported[-1]
+        even = [highest * i / self.points for i in range(1, self.points + 1)]
+        # a radius that is there already up to rounding (0.1·3/3) is not measured twice
+        return sorted({*self.reported, *(x for x in even if all(abs(x - y) > 1e-9 * highest for y in self.reported))})
+
+    def batch_size(self, part: str) -> int:
+        """Samples per batch of ``forget`` or ``retain``."""
+        return self.forget_batch_size if part == "forget" else self.retain_batch_size
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Draws pairs and turns them into closures.
+
+    Pair k of a part is the start of a permutation that depends on (seed, part, k) alone; process p takes every
+    ``world``-th of its samples from p on.
+
+    Args:
+        samples: the two data sets, with length and index.
+        losses: the loss of each part.
+        collate: samples → batch.
+        prepare: puts a batch on the device.
+    """
+
+    model: nn.Module
+    samples: Mapping[str, Any]
+    losses: Mapping[str, WindowLoss]
+    plan: Plan
+    collate: Callable[[Sequence[Any]], Any]
+    prepare: Callable[[Any], Any]
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        for part in PARTS:
+            count, size = len(self.samples[part]), self.plan.batch_size(part)
+            if count == 0:
+                raise DataError(f"The {part} set is empty: coupling is measured between samples of both kinds.")
+            if count < size:
+                raise DataError(
+                    f"The {part} set has {count} samples, fewer than {part}_batch_size={size}: pass "
+                    f"--{part}-batch-size {count} or less ({part}_batch_size=… in Python), or more data."
+                )
+            if size < self.world:
+                raise ConfigError(
+                    f"{part}_batch_size={size} leaves some of the {self.world} processes without a sample: give at "
+                    f"least {self.world}, or fewer processes."
+                )
+
+    def batches(self, part: str, pair: int) -> list[Any]:
+        """This process's micro-batches of one part of pair ``pair`` (from 1)."""
+        samples = self.samples[part]
+        mine = self.draw(part, pair)[self.rank :: self.world]
+        step = self.plan.micro_batch_size or len(mine)
+        chunks = [mine[i : i + step] for i in range(0, len(mine), step)]
+        return [self.prepare(self.collate([samples[i] for i in chunk])) for chunk in chunks]
+
+    def draw(self, part: str, pair: int) -> list[int]:
+        """Which samples are in the batch, over all processes."""
+        seed = (self.plan.seed * 1_000_003 + pair) * len(PARTS) + PARTS.index(part)
+        generator = torch.Generator().manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
+        order: list[int] = torch.randperm(len(self.samples[part]), generator=generator).tolist()
+        return order[: self.plan.batch_size(part)]
+
+    def closures(self, part: str, pair: int) -> list[Closure]:
+        """The shares of the pair's loss, one per micro-batch; as many on every process."""
+        largest = -(-self.plan.batch_size(part) // self.world)
+        count = -(-largest // (self.plan.micro_batch_size or largest))
+        return self.losses[part].closures(self.model, self.batches(part, pair), part, count)

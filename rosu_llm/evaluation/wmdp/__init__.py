@@ -1,0 +1,1 @@
+"""WMDP and MMLU through lm-evaluation-harness, ΔScore."""

@@ -1,0 +1,1 @@
+"""Many runs of one task: train, measure, record, clean up."""

@@ -1,0 +1,1 @@
+"""Grids of variants in resumable cells (``rosu ablate``)."""

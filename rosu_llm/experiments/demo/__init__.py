@@ -1,0 +1,1 @@
+"""The embedded task: a small Llama forgets fictitious people (``rosu demo``)."""

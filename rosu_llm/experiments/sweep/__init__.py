@@ -1,0 +1,1 @@
+"""Search settings with Optuna (``rosu sweep``)."""

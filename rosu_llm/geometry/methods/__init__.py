@@ -1,0 +1,1 @@
+"""The methods of the family, one file each: from inner products to coefficients."""

@@ -1,0 +1,98 @@
+"""ROSU that protects a subspace, or works in the optimizer's metric (paper, Proposition on subspace-constrained ROSU).
+
+Rank k: with P_U the projector onto the span of k sampled per-sample retain gradients (and of their mean, if included),
+
+    q = (I − P_U) f,   δ = ρ q/‖q‖,   v = [I + (ρ/‖q‖)(I − P_U − q qᵀ/‖q‖²)] s.
+
+Every protected direction is neutral to first order; the mean retain loss is up to ρ‖(I − P_U) r‖, and exactly where
+the mean is included. Larger subspaces leave less forget gain.
+
+Metric: an adaptive optimizer turns a gradient g into D⁻¹ g, D = √v̂ + ε. There the projection is orthogonal in the
+inner product ⟨x, D⁻¹ y⟩, and δ = ρ D⁻¹q/‖D⁻¹q‖: what the optimizer would make of q is neutral. In the coordinates
+D^½ w this is plain ROSU, and so is its relaxed Jacobian (which there reads H_f ≈ D instead of H_f ≈ I): with inner
+products ⟨x, D⁻¹ y⟩ throughout and α = ρ/‖D⁻¹q‖, v has the form above. D is frozen before the step; as long as the
+optimizer has no second moments (the first step), D = I.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...errors import ConfigError, unknown
+from .. import curvature
+from ..gram import Gram
+from ..projection import Stabilizer
+from ..subspace import CUTOFF, Protection, Subspace
+from ..vector import F, R, S, Vector
+from .base import Inner
+from .rosu import Rosu
+
+METRICS = ("euclidean", "adam")
+
+#: D⁻¹ q, once computed.
+P = Vector.named("p")
+
+
+@dataclass(frozen=True)
+class SubspaceRosu(Rosu):
+    """δ = ρ D⁻¹q/‖D⁻¹q‖ with q = (I − P_U) f; D = I in the Euclidean metric.
+
+    Args:
+        protection: which retain gradients span U.
+        metric: ``euclidean`` or ``adam``.
+
+    There is no τ: dependent directions are dropped instead. A step falls back to plain retain descent also where f
+    lies in the span by the same criterion.
+    """
+
+    stabilizer: Stabilizer = field(default_factory=lambda: Stabilizer(0.0))
+    protection: Protection = field(default_factory=Protection)
+    metric: str = "euclidean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_metric(self.metric)
+        if self.jacobian in curvature.MODES:
+            raise ConfigError(
+                f"jacobian={self.jacobian!r} is derived for one protected direction in the Euclidean metric: use "
+                "jacobian='relaxed' or 'none' with protect_rank > 1 or metric='adam'."
+            )
+
+    @property
+    def samples(self) -> int:  # type: ignore[override]
+        return self.protection.samples
+
+    def protected(self, gram: Gram) -> Subspace:
+        return self.protection.span(gram.dual or gram)
+
+    def precondition(self, gram: Gram) -> Vector | None:
+        return None if gram.dual is None else self.protected(gram).without(F)
+
+    def inner(self, gram: Gram, rho: float) -> Inner:
+        inside = gram.dual or gram
+        q = self.protected(gram).without(F)
+        direction = q if gram.dual is None else P
+        norm = gram.norm(direction)
+        if gram.norm(q) <= self.eps_q or inside.squared_norm(q) <= CUTOFF * inside.squared_norm(F):
+            return Inner(Vector(), norm, alpha=0.0, fallback=True)
+        alpha = rho / norm
+        through = None if gram.dual is None else (rho / gram.norm(q)) * q
+        return Inner(alpha * direction, norm, alpha, precise=gram.cancels(q), through=through)
+
+    def outer(self, gram: Gram, inner: Inner | None) -> Vector:
+        if self.components == "delta_only":
+            return Vector()
+        if inner is None or inner.fallback:
+            return R
+        if self.jacobian == "none":
+            return S
+        inside, span = gram.dual or gram, self.protected(gram)
+        q = span.without(F)
+        along = inside.dot(q, S) / inside.squared_norm(q)
+        return S + inner.alpha * (span.without(S, exact=False) - along * q)
+
+
+def check_metric(metric: str) -> None:
+    """One of the known metrics."""
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)

@@ -1,0 +1,1 @@
+"""A run described by settings: read them, prepare the trainer, train, record."""

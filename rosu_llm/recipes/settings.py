@@ -1,0 +1,276 @@
+"""A training run as YAML plus flags: what to load, what to unlearn, where to put it.
+
+The keys are those of :class:`RunArguments` and :class:`~rosu_llm.ROSUConfig`, in one flat mapping; the
+flags are the same names with hyphens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from ..errors import ConfigError, RosuError, one_line, unknown
+from ..losses import LOSSES
+from ..representation.config import RepresentationConfig
+from ..training.config import ROSUConfig
+
+#: Options of ``rosu train`` itself, written with hyphens and on the command line only.
+COMMAND_OPTIONS = ("config", "accelerate_config", "num_processes", "smoke", "list_settings")
+
+
+@dataclass
+class RunArguments:
+    """What a run loads."""
+
+    model_name_or_path: str | None = field(default=None, metadata={"help": "Model: hub id or folder."})
+    forget_data: str | list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "To forget: file, folder:name, or owner/name:config; representation level: a list is taken in turn."
+        },
+    )
+    retain_data: str | None = field(
+        default=None, metadata={"help": "To keep, written likewise; method finetune: to learn, without forget_data."}
+    )
+    holdout_data: str | None = field(default=None, metadata={"help": "Never trained, for calibrate: holdout."})
+    question_key: str = field(default="question", metadata={"help": "Field of the question."})
+    answer_key: str = field(default="answer", metadata={"help": "Field of the answer."})
+    text_key: str = field(default="text", metadata={"help": "Field of plain text."})
+    chat_format: str | None = field(
+        default=None,
+        metadata={
+            "help": "Encode questions as OpenUnlearning does for this model: one of its model names, 'tokenizer', or a "
+            "YAML file with template_args."
+        },
+    )
+    max_length: int | list[int] = field(
+        default=512, metadata={"help": "Longest sample in tokens; a list gives one for each forget corpus."}
+    )
+    min_length: int = field(
+        default=0, metadata={"help": "Representation level: leave out documents of up to so many characters."}
+    )
+    limit: int | None = field(default=None, metadata={"help": "Use only the first rows of every source."})
+    retain_per_forget: int = field(default=1, metadata={"help": "Retain samples per forget sample."})
+    dtype: str = field(default="float32", metadata={"help": "Type to load the model in: float32 or bfloat16."})
+    attn_implementation: str | None = field(default=None, metadata={"help": "eager, sdpa, flash_attention_2, …"})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    lora_r: int | None = field(default=None, metadata={"help": "Rank of a LoRA adapter; none trains everything."})
+    lora_alpha: int = field(default=32, metadata={"help": "LoRA scale."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "LoRA dropout."})
+    lora_target_modules: str | list[str] = field(default="all-linear", metadata={"help": "Layers that get an adapter."})
+    overwrite: bool = field(default=False, metadata={"help": "Start over in an output_dir that holds checkpoints."})
+
+    def check_run(self, parts: Sequence[str] = ("forget", "retain")) -> None:
+        """Raise for what is missing; ``parts`` are those the method computes gradients of."""
+        for name in ("model_name_or_path", *(f"{part}_data" for part in parts)):
+            if not getattr(self, name):
+                flag = name.replace("_", "-")
+                raise ConfigError(f"{name} is missing: put it in the configuration file or pass --{flag} VALUE.")
+        if self.lora_r is not None and self.lora_r < 1:
+            raise ConfigError(f"lora_r={self.lora_r} is no rank: give at least 1, or leave it out to train everything.")
+        if self.lora_r is not None and self.lora_alpha < 1:
+            raise ConfigError(f"lora_alpha={self.lora_alpha} scales the adapter away: give at least 1, e.g. 32.")
+        if not 0.0 <= self.lora_dropout < 1.0:
+            raise ConfigError(f"lora_dropout={self.lora_dropout} is no share of inputs to drop: give 0 to 0.9.")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit={self.limit} leaves no row: give at least 1, or leave it out to use every row.")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise unknown("dtype", self.dtype, ("float32", "bfloat16"))
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """A YAML file as a flat mapping."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"--config {str(path)!r} is not a file.")
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {one_line(error)}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold 'key: value' lines, not a {type(data).__name__}.")
+    return {str(key).replace("-", "_"): value for key, value in data.items()}
+
+
+def read_flags(flags: Sequence[str]) -> dict[str, Any]:
+    """``--key value``, ``--key=value`` and bare ``--switch`` as a mapping."""
+    values: dict[str, Any] = {}
+    i = 0
+    while i < len(flags):
+        flag = flags[i]
+        if not flag.startswith("--") or len(flag) == 2:
+            raise ConfigError(f"{flag!r} is not understood: settings are written --key value, e.g. --rho 0.4.")
+        key, equals, value = flag[2:].partition("=")
+        i += 1
+        if not equals:
+            if i < len(flags) and not flags[i].startswith("--"):
+                value = flags[i]
+                i += 1
+            else:
+                value = "true"
+        values[key.replace("-", "_")] = value
+    return values
+
+
+def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
+    """The configuration that the settings belong to: losses of hidden activations have one of their own."""
+    names = [str(values[key]) for key in ("forget_loss", "retain_loss") if key in values]
+    hidden = any(name in LOSSES and LOSSES[name].reference == "activations" for name in names)
+    return RepresentationConfig if hidden else ROSUConfig
+
+
+def build(values: Mapping[str, Any]) -> tuple[RunArguments, ROSUConfig]:
+    """The two groups of arguments, each value checked against its field."""
+    chosen, typed = type_values(values)
+    names = {f.name for f in dataclasses.fields(RunArguments)}
+    run = RunArguments(**{k: v for k, v in typed.items() if k in names})
+    try:
+        config = chosen(**{k: v for k, v in typed.items() if k not in names})
+    except RosuError:
+        raise
+    except (ValueError, TypeError, ImportError) as error:  # from TrainingArguments' own checks
+        raise ConfigError(one_line(error)) from error
+    return run, config
+
+
+def type_values(values: Mapping[str, Any]) -> tuple[type[ROSUConfig], dict[str, Any]]:
+    """The configuration class of the settings, and each value as the type of its field; what it says is not checked."""
+    chosen = config_class(values)
+    hints = {cls: get_type_hints(cls) for cls in (RunArguments, chosen)}
+    fields = {f.name: hints[cls][f.name] for cls in hints for f in dataclasses.fields(cls) if f.init}
+    for key in values:
+        if key not in fields:
+            raise _unknown_key(key, fields, chosen)
+    return chosen, {key: coerce(key, value, fields[key]) for key, value in values.items()}
+
+
+def _unknown_key(key: str, fields: Mapping[str, Any], chosen: type[ROSUConfig]) -> ConfigError:
+    from difflib import get_close_matches
+
+    if key in COMMAND_OPTIONS:
+        flag = key.replace("_", "-")
+        return ConfigError(f"{key!r} is no setting of the run but an option of the command: write --{flag}.")
+    if chosen is ROSUConfig and key in RepresentationConfig.__dataclass_fields__:
+        return ConfigError(
+            f"{key!r} is a setting of representation-level unlearning: set forget_loss and retain_loss to "
+            "representation with it."
+        )
+    near = get_close_matches(key, fields, n=3, cutoff=0.6)
+    hint = f" Did you mean {', '.join(near)}?" if near else " 'rosu train --list-settings' lists the method's."
+    return ConfigError(f"Unknown setting {key!r}.{hint}")
+
+
+_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
+
+
+def coerce(key: str, value: Any, hint: Any) -> Any:
+    """A value from YAML or a flag as the type its field has, or one clear error.
+
+    Flags are text throughout; YAML 1.1 reads ``1e-5`` as text and a bare ``no`` or ``off`` as a boolean.
+    """
+    kinds = _kinds(hint)
+    word = str(value).strip().lower()
+    if key == "resume_from_checkpoint" and word in (*_TRUE, *_FALSE, "none", "null"):
+        return word in _TRUE or None
+    if word in ("none", "null") and type(None) in kinds and str not in kinds:
+        return None
+    for enumeration in _enumerations(hint):
+        known = [str(member.value) for member in enumeration]
+        word = "no" if value is False else str(value)
+        if word not in known:
+            raise unknown(key, value, known)
+        return word
+    for kind in (type(None), bool, int, float, list, dict, str):
+        if kind in kinds:
+            done, result = _CONVERT[kind](value)
+            if done:
+                return result
+    names = " or ".join("nothing" if k is type(None) else k.__name__ for k in kinds)
+    raise ConfigError(f"{key}={value!r} cannot be read as {names}.")
+
+
+def _enumerations(hint: Any) -> list[type[Enum]]:
+    """The enumerations a hint names outright (not inside a list)."""
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for part in get_args(hint) for kind in _enumerations(part)]
+    return [hint] if isinstance(hint, type) and issubclass(hint, Enum) else []
+
+
+def _kinds(hint: Any) -> list[type]:
+    """The plain types a hint admits; an enumeration is written as text."""
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for part in get_args(hint) for kind in _kinds(part)]
+    kind = get_origin(hint) or hint
+    if not isinstance(kind, type):
+        return [str]
+    if issubclass(kind, Enum):
+        return [str]
+    return [kind if kind in _CONVERT else str]
+
+
+def _to_none(value: Any) -> tuple[bool, Any]:
+    return value is None, None
+
+
+def _to_bool(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, str) and value.strip().lower() in (*_TRUE, *_FALSE):
+        return True, value.strip().lower() in _TRUE
+    return isinstance(value, bool), value
+
+
+def _to_int(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, str):
+        try:
+            return True, int(value)
+        except ValueError:
+            return False, None
+    return isinstance(value, int) and not isinstance(value, bool), value
+
+
+def _to_float(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, str):
+        try:
+            return True, float(value)
+        except ValueError:
+            return False, None
+    return isinstance(value, (int, float)) and not isinstance(value, bool), value
+
+
+def _to_container(kind: type) -> Callable[[Any], tuple[bool, Any]]:
+    def convert(value: Any) -> tuple[bool, Any]:
+        if isinstance(value, str) and value[:1] in ("[", "{"):
+            try:
+                value = yaml.safe_load(value)
+            except yaml.YAMLError:
+                return False, None
+        return isinstance(value, kind), value
+
+    return convert
+
+
+def _to_str(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, bool):
+        return True, "yes" if value else "no"
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        return False, None
+    return isinstance(value, (str, int, float)), str(value)
+
+
+_CONVERT: dict[type, Callable[[Any], tuple[bool, Any]]] = {
+    type(None): _to_none,
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    list: _to_container(list),
+    dict: _to_container(dict),
+    str: _to_str,
+}

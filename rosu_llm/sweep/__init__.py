@@ -1,1 +1,0 @@
-"""Search over settings: the space, the objective, the study, what is shown of it."""

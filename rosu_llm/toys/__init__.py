@@ -1,0 +1,1 @@
+"""Toy inputs for every ``--smoke``."""

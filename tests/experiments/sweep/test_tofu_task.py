@@ -1,0 +1,144 @@
+"""TOFU as a task: the scores of the paper, and a glance made of memorisation and utility alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import harmonic_mean
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rosu_llm.data.chat_format import find_format
+from rosu_llm.data.sources import load_samples
+from rosu_llm.errors import DataError
+from rosu_llm.evaluation.results import read_result
+from rosu_llm.evaluation.tofu.run import TofuSettings
+from rosu_llm.evaluation.tofu.summary import summarise
+from rosu_llm.experiments.demo.world import learn
+from rosu_llm.experiments.sweep import tofu_task
+from rosu_llm.experiments.sweep.tofu_reference import Reference, find
+from rosu_llm.experiments.sweep.tofu_task import TofuEvaluation, TofuTask
+from rosu_llm.toys.recipe import toy_values
+from rosu_llm.toys.sweep import TOY, toy_tofu
+from tests.experiments.test_config_task import NAMES
+
+QUIET: Any = lambda *_: None
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], TofuSettings, Path]:
+    folder = tmp_path_factory.mktemp("toy")
+    values = {**toy_values(NAMES, folder), **toy_tofu(folder, "forget05")}
+    data = values["forget_data"].rpartition(":")[0]
+    settings = TofuSettings(data=data, forget_split="forget05", chat_format=values["chat_format"], **TOY)
+    _teach(values["model_name_or_path"], data, values["chat_format"])
+    return values, settings, folder
+
+
+def _teach(folder: str, data: str, chat_format: str) -> None:
+    """Some of the answers: a model without any utility has no Util to be relative to."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    form = find_format(chat_format, tokenizer)
+    names = ("forget05", "retain_perturbed", "real_authors_perturbed", "world_facts_perturbed")
+    sets = [load_samples(f"{data}:{name}", tokenizer, chat_format=form) for name in names]
+    learn(model, [samples[at] for samples in sets for at in range(len(samples))], epochs=40, seed=0, batch_size=16)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def trial(toy: tuple[dict[str, Any], TofuSettings, Path]) -> tuple[Any, TofuTask, Path]:
+    """One started trial with the initial model as its target, evaluated."""
+    values, settings, folder = toy
+    how = TofuEvaluation(settings=settings, target=find(values["model_name_or_path"], "forget05"))
+    task = TofuTask(values, 0, how, folder / "references")
+    references = task.refer(QUIET)
+    run = task.start(values, references, folder / "trial", QUIET)
+    return (run, references, run.measure()), task, folder
+
+
+def test_scores_are_the_papers_from_what_the_evaluation_wrote(trial: tuple[Any, TofuTask, Path]) -> None:
+    (_, references, figures), task, folder = trial
+    written = read_result(folder / "trial" / "evals" / "TOFU_EVAL.json").figures
+    expected = summarise(written, target=references["initial"], with_fluency=False)
+    scores = task.scores(figures, references)
+    assert scores == {name: expected.columns()[name] for name in ("Agg_MU", "Mem", "Util", "Priv", "Agg")}
+    assert scores["Priv"] is None and scores["Mem"] == pytest.approx(
+        harmonic_mean(
+            1 - written[n]
+            for n in (
+                "extraction_strength",
+                "exact_memorization",
+                "forget_Q_A_PARA_Prob",
+                "forget_truth_ratio_prob_mean",
+            )
+        )
+    )
+    assert task.headings["Agg_MU"] == "Agg_MU (MU only)" and task.headings["Mem"] == "Mem"
+    assert "relative to the initial model" in task.notes[0] and "give --retain" in task.notes[1]
+
+
+def test_the_glance_is_built_from_memorisation_and_utility_only(
+    trial: tuple[Any, TofuTask, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run, _, figures), _, _ = trial
+    asked: list[TofuSettings] = []
+    real = tofu_task.evaluate_tofu
+    monkeypatch.setattr(
+        tofu_task,
+        "evaluate_tofu",
+        lambda m, t, settings, *a, **k: asked.append(settings) or real(m, t, settings, *a, **k),
+    )
+    mem = harmonic_mean(
+        1 - figures[name]
+        for name in (
+            "extraction_strength",
+            "exact_memorization",
+            "forget_Q_A_PARA_Prob",
+            "forget_truth_ratio_prob_mean",
+        )
+    )
+    parts = ["retain_Q_A_Prob", "ra_Q_A_Prob_normalised", "wf_Q_A_Prob_normalised"]
+    parts += [f"{name}_Truth_Ratio" for name in ("retain", "ra", "wf")]
+    assert run.glance() == pytest.approx(harmonic_mean([mem, harmonic_mean(figures[part] for part in parts)]))
+    assert len(asked[0].metrics) == 10 and not [m for m in asked[0].metrics if "mia" in m or "ROUGE" in m]
+    assert asked[0].limit == 100
+
+
+def test_a_reference_model_is_evaluated_once_and_its_results_do_as_well(
+    trial: tuple[Any, TofuTask, Path], toy: tuple[dict[str, Any], TofuSettings, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (_, references, _), _, folder = trial
+    values, settings, _ = toy
+    (file,) = (folder / "references").glob("initial-*/TOFU_EVAL.json")
+    how = TofuEvaluation(
+        settings=settings, target=find(str(file), "forget05"), retain=find(str(file.parent), "forget05")
+    )
+    monkeypatch.setattr(Reference, "load", lambda *_: pytest.fail("loaded"))
+    task = TofuTask(values, 0, how, folder / "elsewhere")
+    again = task.refer(QUIET)
+    assert again["initial"] == again["retain"] == references["initial"]
+    assert task.scores(again["initial"], again)["Priv"] == 1.0
+    other = TofuTask(values, 0, replace(how, retain=None), folder / "elsewhere")
+    assert (
+        task.evaluation() != other.evaluation() != TofuTask(values, 0, replace(how, target=None), folder).evaluation()
+    )
+
+
+def test_references_of_other_questions_are_refused(
+    trial: tuple[Any, TofuTask, Path], toy: tuple[dict[str, Any], TofuSettings, Path], tmp_path: Path
+) -> None:
+    values, settings, folder = toy
+    (file,) = (folder / "references").glob("initial-*/TOFU_EVAL.json")
+    target = find(str(file), "forget05")
+    fewer = TofuEvaluation(settings=replace(settings, limit=2), target=target)
+    with pytest.raises(DataError, match="of 4 questions of forget05, but trials are asked 2 of forget05"):
+        TofuTask(values, 0, fewer, tmp_path).refer(QUIET)
+    content = json.loads(file.read_text())
+    del content["model_utility"]
+    (tmp_path / "TOFU_EVAL.json").write_text(json.dumps(content))
+    lacking = TofuEvaluation(settings=settings, target=find(str(tmp_path), "forget05"))
+    with pytest.raises(DataError, match="it needs model_utility"):
+        TofuTask(values, 0, lacking, tmp_path).refer(QUIET)
