@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rosu_llm.cli.main import VERBS, main
-from rosu_llm.recipes.prepare import parts_needed
+from rosu_llm.recipes.next_token import parts_needed
 from rosu_llm.recipes.settings import build, read_config
 from rosu_llm.representation.config import RepresentationArguments
 from rosu_llm.training.config import MethodArguments

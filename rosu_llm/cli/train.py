@@ -49,15 +49,9 @@ def main(argv: Sequence[str]) -> int:
 
         run_smoke(values)
     else:
-        from ..recipes.prepare import run
-        from ..recipes.representation_run import run_representation
-        from ..representation.config import RepresentationConfig
+        from ..recipes.run import run
 
-        arguments, config = build(values)
-        if isinstance(config, RepresentationConfig):
-            run_representation(arguments, config)
-        else:
-            run(arguments, config)
+        run(build(values))
     leave_group()
     return 0
 

@@ -9,15 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..data.sources import local_file
 from ..errors import DataError
-from ..evaluation.memorisation import Samples, membership_auc, score
-from ..recipes.prepare import build_trainer, load
-from ..recipes.representation_run import build_representation_trainer, load_corpora
+from ..evaluation.memorisation import membership_auc, score
+from ..recipes.loading import Loaded
+from ..recipes.prepare import load, prepare
 from ..recipes.settings import RunArguments, build
-from ..representation.config import RepresentationConfig
 from .settings import FORCED
 from .task import Measure, Steps, unlearn
 
@@ -40,11 +37,12 @@ class ConfigTask:
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        arguments, config = build({**values, **FORCED, "output_dir": "unused"})
+        recipe = build({**values, **FORCED, "output_dir": "unused"})
+        arguments, config = recipe
         arguments.check_run()
         self.base = dict(values)
         self.notes: tuple[str, ...] = ()
-        if isinstance(config, RepresentationConfig):
+        if recipe.representation_level:
             self.columns: Mapping[str, str] = _REPRESENTATION
             self.digits = 5  # losses of activations have no natural scale; those of retain data start at zero
             self.references: Mapping[str, str] = {}
@@ -69,9 +67,9 @@ class ConfigTask:
         return {k: v for k, v in settings.items() if k in names and not k.startswith(("lora_", "retain_per_"))}
 
     def refer(self, name: str, seed: int, steps: Steps) -> dict[str, float]:
-        arguments, config = build({**self.base, **FORCED, "calibrate": "off", "output_dir": "unused"})
-        model, tokenizer, *data = load(arguments, config)
-        return _measure(model.to(config.device), tokenizer, data, config.per_device_eval_batch_size)
+        recipe = build({**self.base, **FORCED, "calibrate": "off", "output_dir": "unused"})
+        loaded, config = load(recipe), recipe.config
+        return _measure(loaded.model.to(config.device), loaded, config.per_device_eval_batch_size)
 
     def run(self, values: Mapping[str, Any], seed: int, folder: Path, *, keep: bool, steps: Steps) -> dict[str, float]:
         trainer, measure = self.prepare(values, seed, folder, steps)
@@ -80,23 +78,18 @@ class ConfigTask:
 
     def prepare(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> tuple[Any, Measure]:
         """The trainer of a cell before its first step, and what measures its model."""
-        arguments, config = build({**values, **FORCED, "seed": seed, "output_dir": str(folder)})
-        if isinstance(config, RepresentationConfig):
-            corpora = load_corpora(arguments, config)
-            representation = build_representation_trainer(*corpora, arguments, config)
-            return representation, lambda: _final_losses(representation.state.log_history)
-        # The seed of new parameters (LoRA) too: one process runs many cells.
-        torch.manual_seed(seed)
-        model, tokenizer, forget, retain, holdout = load(arguments, config)
-        trainer = build_trainer(model, tokenizer, forget, retain, holdout, arguments, config)
-        data, size = [forget, retain, holdout], config.per_device_eval_batch_size
-        return trainer, lambda: _measure(trainer.model, tokenizer, data, size)
+        prepared = prepare(build({**values, **FORCED, "seed": seed, "output_dir": str(folder)}))
+        trainer, size = prepared.trainer, prepared.recipe.config.per_device_eval_batch_size
+        if prepared.recipe.representation_level:
+            return trainer, lambda: _final_losses(trainer.state.log_history)
+        return trainer, lambda: _measure(trainer.model, prepared.loaded, size)
 
 
-def _measure(model: Any, tokenizer: Any, data: list[Samples | None], batch_size: int) -> dict[str, float]:
+def _measure(model: Any, loaded: Loaded, batch_size: int) -> dict[str, float]:
+    pad = loaded.tokenizer.pad_token_id
     forget, retain, holdout = (
-        None if part is None else score(model, part, pad_token_id=tokenizer.pad_token_id, batch_size=batch_size)
-        for part in data
+        None if part is None else score(model, part, pad_token_id=pad, batch_size=batch_size)
+        for part in (loaded.forget, loaded.retain, loaded.holdout)
     )
     assert forget is not None
     assert retain is not None

@@ -14,21 +14,12 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from ..recipes.settings import RunArguments, type_values
+from ..recipes.settings import WITHOUT_OUTPUT, RunArguments, type_values
 from ..representation.config import RepresentationArguments, RepresentationConfig
 from ..training.config import MethodArguments
 
 #: Set for every cell: its result is a row of figures, so nothing is saved, evaluated or reported on the way.
-FORCED: dict[str, Any] = {
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "load_best_model_at_end": False,
-    "resume_from_checkpoint": None,
-    "push_to_hub": False,
-    "report_to": [],
-    "disable_tqdm": True,
-    "logging_steps": 1,
-}
+FORCED = WITHOUT_OUTPUT
 
 #: Without influence on the figures, or part of the key elsewhere.
 _APART = {*FORCED, "seed", "output_dir", "overwrite", "save_steps", "save_total_limit", "logging_dir", "run_name"}

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import ConfigError, unknown
-
-if TYPE_CHECKING:
-    from ..representation.losses import RepresentationContext
 
 Batch = Mapping[str, Any]
 
@@ -33,13 +30,13 @@ class LossContext:
         options: hyper-parameters by name (``npo_beta``, ``simnpo_beta``, ``simnpo_delta``).
         reference_logprobs: sequence log-probabilities of this batch under the initial model.
         reference_logits: function giving the initial model's logits for a batch.
-        representation: what losses of hidden activations need; given by ``RepresentationTrainer`` only.
+        representation: what losses of hidden activations need (``representation.losses.RepresentationContext``).
     """
 
     options: Mapping[str, float] = field(default_factory=dict)
     reference_logprobs: Callable[[Batch], Tensor] | None = None
     reference_logits: Callable[[Batch], Tensor] | None = None
-    representation: RepresentationContext | None = None
+    representation: Any = None
 
 
 LossFunction = Callable[[nn.Module, Batch, LossContext], Tensor]

@@ -9,8 +9,8 @@ from typing import Any, get_type_hints
 
 from ..errors import ConfigError, unknown
 from ..losses import LOSSES
-from ..recipes.settings import coerce
 from ..training.config import MethodArguments
+from ..training.values import coerce
 from .aliases import GENERAL, NATIVE, TRAINERS
 
 

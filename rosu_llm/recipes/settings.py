@@ -7,12 +7,10 @@ flags are the same names with hyphens.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import yaml
 
@@ -20,6 +18,7 @@ from ..errors import ConfigError, RosuError, one_line, unknown
 from ..losses import LOSSES
 from ..representation.config import RepresentationConfig
 from ..training.config import ROSUConfig
+from ..training.values import coerce
 
 #: Options of ``rosu train`` itself, written with hyphens and on the command line only.
 COMMAND_OPTIONS = ("config", "accelerate_config", "num_processes", "smoke", "list_settings")
@@ -85,6 +84,31 @@ class RunArguments:
             raise unknown("dtype", self.dtype, ("float32", "bfloat16"))
 
 
+class Recipe(NamedTuple):
+    """A run, described: what it loads, and how it trains."""
+
+    arguments: RunArguments
+    config: ROSUConfig
+
+    @property
+    def representation_level(self) -> bool:
+        """Whether the losses are of hidden activations (Algorithm 3)."""
+        return isinstance(self.config, RepresentationConfig)
+
+
+#: For runs whose result is measured in memory: nothing is saved, evaluated, resumed or reported on the way.
+WITHOUT_OUTPUT: dict[str, Any] = {
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "load_best_model_at_end": False,
+    "resume_from_checkpoint": None,
+    "push_to_hub": False,
+    "report_to": [],
+    "disable_tqdm": True,
+    "logging_steps": 1,
+}
+
+
 def read_config(path: str | Path) -> dict[str, Any]:
     """A YAML file as a flat mapping."""
     file = Path(path)
@@ -128,7 +152,7 @@ def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
     return RepresentationConfig if hidden else ROSUConfig
 
 
-def build(values: Mapping[str, Any]) -> tuple[RunArguments, ROSUConfig]:
+def build(values: Mapping[str, Any]) -> Recipe:
     """The two groups of arguments, each value checked against its field."""
     chosen, typed = type_values(values)
     names = {f.name for f in dataclasses.fields(RunArguments)}
@@ -139,7 +163,7 @@ def build(values: Mapping[str, Any]) -> tuple[RunArguments, ROSUConfig]:
         raise
     except (ValueError, TypeError, ImportError) as error:  # from TrainingArguments' own checks
         raise ConfigError(one_line(error)) from error
-    return run, config
+    return Recipe(run, config)
 
 
 def type_values(values: Mapping[str, Any]) -> tuple[type[ROSUConfig], dict[str, Any]]:
@@ -167,110 +191,3 @@ def _unknown_key(key: str, fields: Mapping[str, Any], chosen: type[ROSUConfig]) 
     near = get_close_matches(key, fields, n=3, cutoff=0.6)
     hint = f" Did you mean {', '.join(near)}?" if near else " 'rosu train --list-settings' lists the method's."
     return ConfigError(f"Unknown setting {key!r}.{hint}")
-
-
-_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
-
-
-def coerce(key: str, value: Any, hint: Any) -> Any:
-    """A value from YAML or a flag as the type its field has, or one clear error.
-
-    Flags are text throughout; YAML 1.1 reads ``1e-5`` as text and a bare ``no`` or ``off`` as a boolean.
-    """
-    kinds = _kinds(hint)
-    word = str(value).strip().lower()
-    if key == "resume_from_checkpoint" and word in (*_TRUE, *_FALSE, "none", "null"):
-        return word in _TRUE or None
-    if word in ("none", "null") and type(None) in kinds and str not in kinds:
-        return None
-    for enumeration in _enumerations(hint):
-        known = [str(member.value) for member in enumeration]
-        word = "no" if value is False else str(value)
-        if word not in known:
-            raise unknown(key, value, known)
-        return word
-    for kind in (type(None), bool, int, float, list, dict, str):
-        if kind in kinds:
-            done, result = _CONVERT[kind](value)
-            if done:
-                return result
-    names = " or ".join("nothing" if k is type(None) else k.__name__ for k in kinds)
-    raise ConfigError(f"{key}={value!r} cannot be read as {names}.")
-
-
-def _enumerations(hint: Any) -> list[type[Enum]]:
-    """The enumerations a hint names outright (not inside a list)."""
-    if get_origin(hint) in (Union, UnionType):
-        return [kind for part in get_args(hint) for kind in _enumerations(part)]
-    return [hint] if isinstance(hint, type) and issubclass(hint, Enum) else []
-
-
-def _kinds(hint: Any) -> list[type]:
-    """The plain types a hint admits; an enumeration is written as text."""
-    if get_origin(hint) in (Union, UnionType):
-        return [kind for part in get_args(hint) for kind in _kinds(part)]
-    kind = get_origin(hint) or hint
-    if not isinstance(kind, type):
-        return [str]
-    if issubclass(kind, Enum):
-        return [str]
-    return [kind if kind in _CONVERT else str]
-
-
-def _to_none(value: Any) -> tuple[bool, Any]:
-    return value is None, None
-
-
-def _to_bool(value: Any) -> tuple[bool, Any]:
-    if isinstance(value, str) and value.strip().lower() in (*_TRUE, *_FALSE):
-        return True, value.strip().lower() in _TRUE
-    return isinstance(value, bool), value
-
-
-def _to_int(value: Any) -> tuple[bool, Any]:
-    if isinstance(value, str):
-        try:
-            return True, int(value)
-        except ValueError:
-            return False, None
-    return isinstance(value, int) and not isinstance(value, bool), value
-
-
-def _to_float(value: Any) -> tuple[bool, Any]:
-    if isinstance(value, str):
-        try:
-            return True, float(value)
-        except ValueError:
-            return False, None
-    return isinstance(value, (int, float)) and not isinstance(value, bool), value
-
-
-def _to_container(kind: type) -> Callable[[Any], tuple[bool, Any]]:
-    def convert(value: Any) -> tuple[bool, Any]:
-        if isinstance(value, str) and value[:1] in ("[", "{"):
-            try:
-                value = yaml.safe_load(value)
-            except yaml.YAMLError:
-                return False, None
-        return isinstance(value, kind), value
-
-    return convert
-
-
-def _to_str(value: Any) -> tuple[bool, Any]:
-    if isinstance(value, bool):
-        return True, "yes" if value else "no"
-    if isinstance(value, str) and value[:1] in ("[", "{"):
-        return False, None
-    return isinstance(value, (str, int, float)), str(value)
-
-
-_CONVERT: dict[type, Callable[[Any], tuple[bool, Any]]] = {
-    type(None): _to_none,
-    bool: _to_bool,
-    int: _to_int,
-    float: _to_float,
-    list: _to_container(list),
-    dict: _to_container(dict),
-    str: _to_str,
-}

@@ -89,7 +89,8 @@ def _given(context: LossContext) -> RepresentationContext:
             "Losses of hidden activations need a layer to look at: use RepresentationTrainer (rosu train does so when "
             "forget_loss and retain_loss are of this kind), not ROSUTrainer."
         )
-    return context.representation
+    given: RepresentationContext = context.representation
+    return given
 
 
 def bootstrap_noise(seed: int, step: int, std: float, shape: str) -> Callable[[Tensor], Tensor]:

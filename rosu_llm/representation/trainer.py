@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer
 
+from ..compat import dtype_argument
 from ..data.pairing import ForgetRetainCollator
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..losses import LossContext
-from ..space import LocalSpace, ReplicaSpace, TensorSpace
 from ..step import Outcome
 from ..training.checkpoints import THETA_FILE, staged
-from ..training.layout import average_over_ranks, compute_dtype
-from ..training.precision import dtype_argument
 from ..training.trainer import ROSUMixin
 from ..training.window import PARTS, WindowLoss
 from .activations import Activations, FastActivations, PlainActivations, Prepared, attach_casts
@@ -52,6 +50,7 @@ class RepresentationMixin(ROSUMixin):
 
     method_args: RepresentationArguments
     _batch_keys = ("input_ids",)
+    _bypasses_wrapper = True
 
     def __init__(
         self,
@@ -155,9 +154,13 @@ class RepresentationMixin(ROSUMixin):
         try:
             return super()._update(model, batches)
         finally:
-            self._prepared.clear()
+            self.end_window()
 
-    def _window_loss(self, part: str) -> WindowLoss:
+    def end_window(self) -> None:
+        """Drop the activations that the passes over a window share."""
+        self._prepared.clear()
+
+    def window_loss(self, part: str) -> WindowLoss:
         settings = self.method_args
         step, seed = self.state.global_step, self.args.seed
         noise = bootstrap_noise(seed, step, settings.noise_std, settings.noise_shape) if part == "forget" else None
@@ -174,7 +177,7 @@ class RepresentationMixin(ROSUMixin):
             LossContext(representation=context),
             "window_tokens",
             self.compute_loss_context_manager,
-            self._mean_over_ranks,
+            self.mean_over_ranks,
         )
 
     def _of_forget(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -202,13 +205,6 @@ class RepresentationMixin(ROSUMixin):
     def _reference_bytes(self) -> int:
         whole = self._activations.extra_bytes if isinstance(self._activations, PlainActivations) else 0
         return whole + sum(t.numel() * t.element_size() for t in self._initial.values())
-
-    def _build_space(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TensorSpace:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        common = {"scaler": self.accelerator.scaler, "compute_dtype": compute_dtype(self.accelerator)}
-        if self.layout == "local":
-            return LocalSpace(parameters, **common)
-        return ReplicaSpace(parameters, average=average_over_ranks, **common)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         if hasattr(self.train_dataset, "window"):  # its order is the alternation

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..recipes.prepare import chat_format, parts_needed, train
-from ..recipes.settings import RunArguments, build
-from ..representation.config import RepresentationConfig
-from ..training.config import ROSUConfig
+from ..recipes.loading import Loaded
+from ..recipes.next_token import chat_format, parts_needed
+from ..recipes.run import train
+from ..recipes.settings import Recipe, RunArguments, build
 from ..training.trainer import ROSUMixin
 
 if TYPE_CHECKING:
@@ -41,15 +41,14 @@ def run_smoke(values: dict[str, Any]) -> ROSUMixin:
 
     The toy model goes to a folder ``smoke`` inside ``output_dir``, where it can overwrite nothing real.
     """
-    arguments: RunArguments
-    config: ROSUConfig
-    arguments, config = build({**values, **REPLACED})
+    recipe = build({**values, **REPLACED})
+    arguments, config = recipe
     config.output_dir = str(Path(config.output_dir) / "smoke")
     from ..experiments.demo.run import SMOKE
     from ..experiments.demo.world import build_world, small_llama
 
     world = build_world(config.seed, people=SMOKE.people)
-    if isinstance(config, RepresentationConfig):
+    if recipe.representation_level:
         return _smoke_representation(world, arguments, config)
     model = small_llama(len(world.tokenizer), config.seed, hidden=SMOKE.hidden, layers=SMOKE.layers)
     if arguments.chat_format:
@@ -57,7 +56,7 @@ def run_smoke(values: dict[str, Any]) -> ROSUMixin:
     learns = not arguments.forget_data and "forget" not in parts_needed(config)
     data = world.data
     forget = None if learns else data["forget"]
-    return train(model, world.tokenizer, forget, data["retain"], data["calibration"], arguments, config)
+    return train(recipe, Loaded(model, world.tokenizer, forget, data["retain"], data["calibration"]))
 
 
 def _encode_again(world: World, arguments: RunArguments) -> None:
@@ -71,13 +70,12 @@ def _encode_again(world: World, arguments: RunArguments) -> None:
         world.data[split] = QuestionAnswerDataset(pairs, world.tokenizer, chat_format=form)
 
 
-def _smoke_representation(world: World, arguments: RunArguments, config: RepresentationConfig) -> ROSUMixin:
+def _smoke_representation(world: World, arguments: RunArguments, config: Any) -> ROSUMixin:
     """The same at representation level: a toy checkpoint with enough layers, the people's answers as corpora."""
     from tempfile import TemporaryDirectory
 
     from ..data.corpus import TextCorpus
     from ..experiments.demo.world import small_llama
-    from ..recipes.representation_run import train_representation
 
     sources = arguments.forget_data if isinstance(arguments.forget_data, list) else [""]
     arguments = replace(arguments, dtype="float32", attn_implementation=None, overwrite=True)
@@ -88,4 +86,4 @@ def _smoke_representation(world: World, arguments: RunArguments, config: Represe
         model = small_llama(len(world.tokenizer), config.seed, hidden=32, layers=config.target_layer + 2)
         model.save_pretrained(folder)
         world.tokenizer.save_pretrained(folder)
-        return train_representation(folder, world.tokenizer, forget, retain, arguments, config)
+        return train(Recipe(arguments, config), Loaded(folder, world.tokenizer, forget, retain))

@@ -1,7 +1,6 @@
-"""Which parameter space fits the way the model is spread, asked of accelerate's state.
+"""How the model is spread over processes, asked of accelerate's state before the model is wrapped.
 
-One strategy per layout: whole tensors (one device, DDP), FSDP2, ZeRO. What cannot work is refused when the trainer is
-made, with what to use instead.
+What cannot work is refused when the trainer is made, with what to use instead.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ import logging
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import UnsupportedLayoutError
-from ..space import FSDP2Space, LocalSpace, TensorSpace, zero_space
 from ..space.fsdp2 import is_dtensor
 from ..space.zero import refuse_offload
 
@@ -91,29 +89,3 @@ def check_layout(accelerator: Any, model: nn.Module, n_gpu: int) -> str:
 def compute_dtype(accelerator: Any) -> torch.dtype | None:
     """The type autocast rounds weights to in a forward pass; None without autocast."""
     return _MIXED_PRECISION.get(accelerator.mixed_precision)
-
-
-def build_space(accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> TensorSpace:
-    """The space for a model that accelerate has prepared."""
-    layout = layout_of(accelerator)
-    if layout == "zero":
-        return zero_space(model)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    compute = compute_dtype(accelerator)
-    if layout == "fsdp2":
-        return FSDP2Space(model, parameters, compute_dtype=compute)
-    if layout == "local":
-        return LocalSpace(parameters, scaler=accelerator.scaler, compute_dtype=compute)
-    return LocalSpace(
-        parameters,
-        no_sync=lambda: accelerator.no_sync(model),
-        average=average_over_ranks,
-        scaler=accelerator.scaler,
-        compute_dtype=compute,
-    )
-
-
-def average_over_ranks(tensor: Tensor) -> None:
-    """Replace a tensor by its mean over processes."""
-    torch.distributed.all_reduce(tensor)
-    tensor.div_(torch.distributed.get_world_size())

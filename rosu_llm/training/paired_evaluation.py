@@ -24,10 +24,10 @@ class PairedEvaluation(Base):  # type: ignore[misc]
     method_args: MethodArguments
     _eval_parts: dict[str, list[float]]
 
-    def _window_loss(self, part: str) -> WindowLoss:
+    def window_loss(self, part: str) -> WindowLoss:
         raise NotImplementedError
 
-    def _mean_over_ranks(self, values: Tensor) -> Tensor:
+    def mean_over_ranks(self, values: Tensor) -> Tensor:
         raise NotImplementedError
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ class PairedEvaluation(Base):  # type: ignore[misc]
         return (loss, {}) if return_outputs else loss
 
     def _mean_loss(self, model: nn.Module, batch: Mapping[str, Any], part: str) -> Tensor:
-        window = self._window_loss(part)
+        window = self.window_loss(part)
         with self.compute_loss_context_manager():
             total = window.spec.function(model, batch, window.context)
         return total / COUNT[window.spec.unit](batch).clamp(min=1)
@@ -65,7 +65,7 @@ class PairedEvaluation(Base):  # type: ignore[misc]
         output = super().evaluation_loop(*args, **kwargs)
         prefix = kwargs.get("metric_key_prefix", "eval")
         for name, values in self._eval_parts.items():
-            mean = self._mean_over_ranks(torch.tensor([sum(values) / len(values)], dtype=torch.float64))
+            mean = self.mean_over_ranks(torch.tensor([sum(values) / len(values)], dtype=torch.float64))
             output.metrics[f"{prefix}_{name}"] = float(mean[0])
         return output
 

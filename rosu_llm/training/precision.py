@@ -7,7 +7,6 @@ rounds away. Compute in bf16 through autocast, keep the weights in float32.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,15 +15,6 @@ from ..errors import ConfigError
 from ..space import trainable
 
 logger = logging.getLogger(__name__)
-
-
-def dtype_argument(dtype: torch.dtype) -> dict[str, Any]:
-    """The argument of ``from_pretrained`` that sets the type, by the name the installed transformers has for it."""
-    import transformers
-    from packaging.version import Version
-
-    name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
-    return {name: dtype}
 
 
 def prepare_precision(model: nn.Module, *, upcast: bool, autocast: bool) -> int:

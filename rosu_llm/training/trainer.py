@@ -22,20 +22,22 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
+from ..compat import dtype_argument
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..geometry import Inner, Vector
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..space import TensorSpace
+from ..space.select import select_space
 from ..step import Amplifier, Closure, Outcome, StepEngine, guard_optimizer, metrics, over_steps, pull_metrics
 from ..step.pull import NEGLIGIBLE
 from .calibrator import Calibrator
 from .checkpoints import REFERENCE_FILE, STATE_FILE, resolve_resume
 from .config import MethodArguments, ROSUConfig
-from .layout import build_space, check_layout
+from .layout import check_layout, compute_dtype
 from .paired_evaluation import PairedEvaluation
 from .per_sample import Ranks, sample_closures
-from .precision import dtype_argument, prepare_precision
+from .precision import prepare_precision
 from .preflight import Preflight, preflight
 from .saving import Saving
 from .window import WindowLoss, check_batch
@@ -67,6 +69,8 @@ class ROSUMixin(PairedEvaluation, Saving):
 
     #: What each part of a batch must hold.
     _batch_keys: tuple[str, ...] = ("input_ids", "labels")
+    #: Whether passes run parts of the model on their own, past the wrapper that averages gradients.
+    _bypasses_wrapper = False
 
     def __init__(
         self,
@@ -190,7 +194,7 @@ class ROSUMixin(PairedEvaluation, Saving):
             every=settings.calibrate_every,
             holdout=lambda: self._batches(self._holdout),
             forward_context=self.compute_loss_context_manager,
-            mean_over_ranks=self._mean_over_ranks,
+            mean_over_ranks=self.mean_over_ranks,
         )
 
     def _batches(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
@@ -219,7 +223,17 @@ class ROSUMixin(PairedEvaluation, Saving):
                 "with a length; use nll or simnpo for streamed data."
             )
 
-    def _compute_references(self, model: nn.Module) -> None:
+    def to_device(self, batch: Any) -> Any:
+        """A collated batch where the model is."""
+        return self._prepare_inputs(batch)
+
+    def end_window(self) -> None:
+        """Drop what the passes over a window share; a hook for trainers that keep something between them."""
+
+    def check_destination(self, *, overwrite: bool = False) -> None:
+        """Raise now for an output folder that the model could not be written to at the end; a hook likewise."""
+
+    def compute_references(self, model: nn.Module) -> None:
         """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""
         if self.method_args.loss("forget").reference == "logprobs" and not self._reference_logprobs.values:
             with self.compute_loss_context_manager():
@@ -266,9 +280,9 @@ class ROSUMixin(PairedEvaluation, Saving):
 
     def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
         engine = self._engine or self._build_engine(model)
-        self._compute_references(model)
+        self.compute_references(model)
         settings, step, total = self.method_args, self.state.global_step, self.state.max_steps
-        learning_rate = float(self._raw_optimizer().param_groups[0]["lr"])
+        learning_rate = float(self.raw_optimizer().param_groups[0]["lr"])
         rho = settings.rho_at(step, total)
         beta = settings.beta_schedule().at(step, total, learning_rate, rho)
         scale = 1.0
@@ -284,7 +298,7 @@ class ROSUMixin(PairedEvaluation, Saving):
 
         count = self._longest_window(len(batches))
         window = {
-            part: self._window_loss(part).closures(model, [b[part] for b in batches], part, count)
+            part: self.window_loss(part).closures(model, [b[part] for b in batches], part, count)
             for part in engine.rule.passes
         }
         samples = self._sample_closures(model, batches, count) if engine.rule.samples else []
@@ -296,7 +310,7 @@ class ROSUMixin(PairedEvaluation, Saving):
             self._pending = (outcome, beta, scale)
         else:
             self._pending = None
-        if self.layout == "zero" and engine.space.step(self._raw_optimizer()):
+        if self.layout == "zero" and engine.space.step(self.raw_optimizer()):
             self._after_optimizer_step()
         return outcome
 
@@ -304,10 +318,10 @@ class ROSUMixin(PairedEvaluation, Saving):
         """Losses of single retain samples of the window, for rules that protect their gradients."""
         state = self.accelerator
         return sample_closures(
-            self._window_loss("retain"),
+            self.window_loss("retain"),
             model,
             [b["retain"] for b in batches],
-            Ranks(state.process_index, state.num_processes, self._mean_over_ranks),
+            Ranks(state.process_index, state.num_processes, self.mean_over_ranks),
             count=self.method_args.rule().samples,
             longest=longest,
             seed=self.args.seed,
@@ -321,7 +335,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         assert self._calibrator is not None
         return self._calibrator.mean_nll(model, (b["forget"] for b in batches))
 
-    def _window_loss(self, part: str) -> WindowLoss:
+    def window_loss(self, part: str) -> WindowLoss:
         spec = self.method_args.loss(part)
         context = LossContext(
             options={name: getattr(self.method_args, name, default) for name, default in spec.options.items()},
@@ -329,10 +343,10 @@ class ROSUMixin(PairedEvaluation, Saving):
             reference_logits=self._reference_model,
         )
         return WindowLoss(
-            spec, context, self.method_args.reduction, self.compute_loss_context_manager, self._mean_over_ranks
+            spec, context, self.method_args.reduction, self.compute_loss_context_manager, self.mean_over_ranks
         )
 
-    def _raw_optimizer(self) -> torch.optim.Optimizer:
+    def raw_optimizer(self) -> torch.optim.Optimizer:
         # accelerate's and DeepSpeed's wrappers keep what they wrap under this name, and claim to be optimizers too.
         optimizer: Any = self.optimizer
         while hasattr(optimizer, "optimizer"):
@@ -340,25 +354,31 @@ class ROSUMixin(PairedEvaluation, Saving):
         result: torch.optim.Optimizer = optimizer
         return result
 
-    def _build_space(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> TensorSpace:
-        """Where the parameters live; a hook for trainers whose passes differ."""
-        return build_space(self.accelerator, model, optimizer)
+    def parameter_space(self) -> TensorSpace:
+        """A space over the optimizer's parameters, for the model as it is wrapped for training."""
+        return select_space(
+            self.model_wrapped,
+            [p for group in self.raw_optimizer().param_groups for p in group["params"]],
+            scaler=self.accelerator.scaler,
+            compute_dtype=compute_dtype(self.accelerator),
+            bypasses_wrapper=self._bypasses_wrapper,
+        )
 
     def _reference_bytes(self) -> int:
         """Memory of a frozen copy of the model, where one is kept."""
         return self._reference_model.extra_bytes if self._reference_model is not None else 0
 
     def _build_engine(self, model: nn.Module) -> StepEngine:
-        settings, optimizer = self.method_args, self._raw_optimizer()
+        settings, optimizer = self.method_args, self.raw_optimizer()
         rule = settings.rule()
         self._amplifier = settings.amplifier(optimizer=optimizer)
-        space = self._build_space(model, optimizer)
+        space = self.parameter_space()
         self._engine = StepEngine(
             rule,
             space,
             module=model,
             devices={self.args.device},
-            mean_over_ranks=self._mean_over_ranks,
+            mean_over_ranks=self.mean_over_ranks,
             loss_scaling=self.accelerator.mixed_precision == "fp16",
             optimizer=optimizer,
         )
@@ -445,7 +465,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         lengths = self.accelerator.gather(torch.tensor([length], device=self.accelerator.device))
         return int(lengths.max())
 
-    def _mean_over_ranks(self, values: Tensor) -> Tensor:
+    def mean_over_ranks(self, values: Tensor) -> Tensor:
         if self.accelerator.num_processes == 1:
             return values
         reduced: Tensor = self.accelerator.reduce(values.to(self.accelerator.device), reduction="mean")

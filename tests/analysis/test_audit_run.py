@@ -60,7 +60,7 @@ def _mean_loss_gradient_norm(values: Values) -> float:
     from rosu_llm.recipes.prepare import load
     from rosu_llm.recipes.settings import build
 
-    _, _, _, retain, _ = load(*build({**values, "holdout_data": None, "output_dir": "unused"}))
+    retain = load(build({**values, "holdout_data": None, "output_dir": "unused"})).retain
     model = AutoModelForCausalLM.from_pretrained(values["model_name_or_path"]).double().eval()
     total, count = torch.zeros((), dtype=torch.float64), 0
     for sample in retain:

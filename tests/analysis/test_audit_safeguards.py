@@ -139,12 +139,13 @@ def _train(values: dict[str, Any], every: int) -> Path:
     """Six steps of a toy run, with a log every so many."""
     from rosu_llm.experiments.demo.run import SMOKE
     from rosu_llm.experiments.demo.world import build_world, small_llama
-    from rosu_llm.recipes.prepare import train
+    from rosu_llm.recipes.loading import Loaded
+    from rosu_llm.recipes.run import train
     from rosu_llm.recipes.settings import build
 
     settings = {"max_steps": 6, "per_device_train_batch_size": 2, "logging_steps": every, "use_cpu": True}
-    arguments, config = build({**values, **settings, "report_to": [], "save_strategy": "no", "disable_tqdm": True})
+    recipe = build({**values, **settings, "report_to": [], "save_strategy": "no", "disable_tqdm": True})
     world = build_world(0, people=SMOKE.people)
     model = small_llama(len(world.tokenizer), 0, hidden=SMOKE.hidden, layers=SMOKE.layers)
-    train(model, world.tokenizer, world.data["forget"], world.data["retain"], None, arguments, config)
-    return Path(config.output_dir)
+    train(recipe, Loaded(model, world.tokenizer, world.data["forget"], world.data["retain"]))
+    return Path(recipe.config.output_dir)

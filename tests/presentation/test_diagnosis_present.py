@@ -226,6 +226,6 @@ def test_a_trainer_is_left_as_it_was(bf16: bool, tmp_path: Path, caplog: pytest.
     found = measure_trainer(trainer, forget, retain, plan, progress=False)
     assert found.records and trainer.state.global_step == 0
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
-    assert not trainer._raw_optimizer().state
+    assert not trainer.raw_optimizer().state
     assert all(p.grad is None for p in model.parameters())
     assert ("survived rounding" in caplog.text) == bf16

@@ -148,7 +148,7 @@ def test_starting_over_deletes_nothing_until_the_new_run_has_taken_a_step(
 
 def test_tokens_without_an_embedding(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a GPU this would be an assertion deep in a kernel."""
-    samples = load(*build(world.settings(tmp_path / "out")))[3]
+    samples = load(build(world.settings(tmp_path / "out"))).retain
     highest = max(max(sample["input_ids"]) for sample in samples)
     model = tmp_path / "model"
     world.tokenizer.save_pretrained(model)
@@ -164,11 +164,11 @@ def test_learning_beside_data_to_forget_says_what_an_epoch_is(
 ) -> None:
     settings = world.settings(tmp_path, forget_data=f"{world.data}:forget10", limit=2)
     with caplog.at_level(logging.WARNING, "rosu_llm"):
-        load(*build(settings))
+        load(build(settings))
     assert "an epoch is 2 samples of it, as in a run that forgets, not all 2" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING, "rosu_llm"):
-        load(*build({**settings, "method": "graddiff"}))
+        load(build({**settings, "method": "graddiff"}))
     assert not caplog.text
 
 

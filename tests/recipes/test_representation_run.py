@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rosu_llm.cli.main import main
+from rosu_llm.compat import dtype_argument
 from rosu_llm.data.people import generate
 from rosu_llm.experiments.demo.world import word_tokenizer
-from rosu_llm.training.precision import dtype_argument
 from tests.conftest import ROOT
 from tests.models import tiny_decoder
 from tests.representation.naive import Naive

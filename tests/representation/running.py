@@ -80,8 +80,8 @@ class Recorder(RepresentationTrainer):
         self.windows: list[list[Mapping[str, Any]]] = []
         super().__init__(*args, **kwargs)
 
-    def _build_space(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-        space = super()._build_space(model, optimizer)
+    def parameter_space(self) -> Any:
+        space: Any = super().parameter_space()
         for method in ("capture", "hold"):
             original = getattr(space, method)
 

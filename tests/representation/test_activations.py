@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rosu_llm.compat import dtype_argument
 from rosu_llm.representation.activations import FastActivations, PlainActivations
 from rosu_llm.representation.loading import load_truncated
-from rosu_llm.training.precision import dtype_argument
 from tests.models import FAMILIES, tiny_decoder
 from tests.representation.running import Collator, documents, parameter_names, pattern
 

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer
+from rosu_llm.compat import dtype_argument
 from rosu_llm.data.corpus import AlternatingCorpora
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.representation.config import RepresentationArguments, RepresentationConfig
 from rosu_llm.representation.losses import bootstrap_noise
 from rosu_llm.representation.trainer import RepresentationTrainer
 from rosu_llm.training.checkpoints import THETA_FILE
-from rosu_llm.training.precision import dtype_argument
 from tests.models import samples, tiny_decoder
 from tests.representation.naive import Naive
 from tests.representation.running import (

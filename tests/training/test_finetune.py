@@ -17,7 +17,7 @@ from rosu_llm.data.chat_format import FORMAT_FILE, FORMATS, encode_chat, read_fo
 from rosu_llm.data.sources import read_rows
 from rosu_llm.errors import DataError
 from rosu_llm.geometry import build_rule
-from rosu_llm.recipes.prepare import build_trainer, load
+from rosu_llm.recipes.prepare import assemble, load
 from rosu_llm.recipes.record import RECORD_FILE
 from rosu_llm.recipes.settings import build
 from rosu_llm.training.checkpoints import MARKER
@@ -70,14 +70,15 @@ def test_a_step_is_plain_descent_on_what_is_to_be_learned(world: World, tmp_path
 
 def test_a_step_costs_one_pass_and_an_epoch_is_every_row_once(world: World, tmp_path: Path) -> None:
     settings = world.settings(tmp_path, max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=2)
-    arguments, config = build({**settings, "save_strategy": "no"})
-    model, tokenizer, forget, retain, holdout = load(arguments, config)
-    assert (forget, holdout, len(retain)) == (None, None, 5)
+    recipe = build({**settings, "save_strategy": "no"})
+    loaded = load(recipe)
+    model = loaded.model
+    assert (loaded.forget, loaded.holdout, len(loaded.retain)) == (None, None, 5)
     seen: list[list[int]] = []
     model.register_forward_pre_hook(lambda _, __, inputs: seen.extend(inputs["input_ids"].tolist()), with_kwargs=True)
-    build_trainer(model, tokenizer, forget, retain, holdout, arguments, config).train()
+    assemble(recipe, loaded).trainer.train()
     rows = sorted(tuple(t for t in row if t) for row in seen)
-    assert rows == sorted([tuple(sample["input_ids"]) for sample in retain] * 2)
+    assert rows == sorted([tuple(sample["input_ids"]) for sample in loaded.retain] * 2)
 
 
 def test_both_names_are_the_same_method() -> None:
@@ -165,14 +166,14 @@ def test_a_model_is_unlearned_in_the_format_it_learned_in(world: World, finished
     again: dict[str, Any] = {"method": "graddiff", "forget_data": f"{world.data}:forget10", "save_strategy": "no"}
     settings = world.settings(tmp_path, model_name_or_path=str(finished), **again)
     del settings["chat_format"]
-    arguments, config = build(settings)
-    _, _, forget, _, _ = load(arguments, config)
+    recipe = build(settings)
+    forget = load(recipe).forget
     row = read_rows(f"{world.data}:forget10")[0]
     encoded = encode_chat(row["question"], row["answer"], world.tokenizer, FORMATS[FORM])
     assert forget[0]["input_ids"] == encoded.input_ids
     assert "attention_mask" in forget[0]
-    arguments.model_name_or_path = world.model
-    assert "attention_mask" not in load(arguments, config)[2][0]
+    recipe.arguments.model_name_or_path = world.model
+    assert "attention_mask" not in load(recipe).forget[0]
 
 
 def test_a_new_run_in_a_folder_does_not_keep_the_old_ones_format(world: World, tmp_path: Path) -> None:
@@ -207,17 +208,17 @@ def test_mistakes_are_one_line(
 
 
 def test_samples_longer_than_the_models_context_are_refused(world: World, tmp_path: Path) -> None:
-    arguments, config = build(world.settings(tmp_path / "out"))
-    longest = max(len(sample["input_ids"]) for sample in load(arguments, config)[3])
-    arguments.model_name_or_path = str(tmp_path / "model")
+    recipe = build(world.settings(tmp_path / "out"))
+    longest = max(len(sample["input_ids"]) for sample in load(recipe).retain)
+    recipe.arguments.model_name_or_path = str(tmp_path / "model")
     world.tokenizer.save_pretrained(tmp_path / "model")
     for context in (longest, longest - 1):
         model = tiny_llama(vocab_size=len(world.tokenizer), max_position_embeddings=context)
         model.save_pretrained(tmp_path / "model")
         if context == longest:
-            load(arguments, config)
+            load(recipe)
     with pytest.raises(DataError, match=rf"has {longest} tokens, but .* reads {longest - 1} at once"):
-        load(arguments, config)
+        load(recipe)
 
 
 def test_a_smoke_run_reads_the_chat_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

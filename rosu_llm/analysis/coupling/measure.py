@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from ...data.pairing import ForgetRetainCollator
 from ...errors import NonFiniteError
 from ...geometry import Stabilizer
-from ...space import FSDP2Space, LocalSpace, TensorSpace, zero_space
-from ...space.fsdp2 import is_dtensor
+from ...space import TensorSpace
+from ...space.select import average_over_ranks, layout_name, select_space
 from ...step.replay import RandomState, frozen_statistics
 from ...training.config import MethodArguments
-from ...training.layout import average_over_ranks
 from ...training.window import PARTS
 from .diagnosis import Diagnosis
 from .losses import PlainLosses
@@ -78,7 +77,7 @@ def measure_coupling(
         points=points,
         seed=seed,
     )
-    space, layout = space_of(model)
+    space, layout = select_space(model), layout_name(model)
     spread = layout != "local"
     device = next(model.parameters()).device
     mean = _averager(device) if spread else _alone
@@ -170,18 +169,6 @@ def measure_windows(
         "held_bytes": held,
     }
     return Diagnosis(plan, settings, described, records, skipped, statistics)
-
-
-def space_of(model: Any) -> tuple[TensorSpace, str]:
-    """The parameter space of a model as it is wrapped, and the layout's name."""
-    if hasattr(model, "zero_optimization_stage"):
-        return zero_space(model), "zero"
-    parameters = list(model.parameters())
-    if any(is_dtensor(p) for p in parameters):
-        return FSDP2Space(model, parameters), "fsdp2"
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return LocalSpace(parameters, no_sync=model.no_sync, average=average_over_ranks), "ddp"
-    return LocalSpace(parameters), "local"
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ the measurement takes its place and no step is ever taken. So what is measured i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -14,33 +14,21 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch.utils.data import ConcatDataset
-from transformers import TrainerCallback
 
-from ...recipes.prepare import build_trainer, load
-from ...recipes.representation_run import build_representation_trainer, load_corpora
-from ...recipes.settings import RunArguments, build
-from ...representation.config import RepresentationConfig
+from ...recipes.instead_of_training import instead_of_training
+from ...recipes.loading import Loaded
+from ...recipes.prepare import Prepared, assemble, prepare
+from ...recipes.settings import WITHOUT_OUTPUT, Recipe, RunArguments, build
 from ...toys.train import REPLACED as TOY_SETTINGS
 from ...training.config import ROSUConfig
 from ...training.layout import compute_dtype
-from ...training.trainer import ROSUMixin
 from ...training.window import PARTS
 from .diagnosis import Diagnosis
 from .measure import measure_windows
 from .windows import Plan, Windows
 
 #: Settings of a run that a diagnosis has no use for: it takes no step, writes no checkpoint and fades no pull.
-REPLACED: dict[str, Any] = {
-    "max_steps": 1,
-    "calibrate": "off",
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "load_best_model_at_end": False,
-    "resume_from_checkpoint": None,
-    "report_to": [],
-    "disable_tqdm": True,
-    "push_to_hub": False,
-}
+REPLACED: dict[str, Any] = {**WITHOUT_OUTPUT, "max_steps": 1, "calibrate": "off"}
 
 #: Sizes of a smoke run.
 SMOKE = {"pairs": 2, "forget_batch_size": 2, "retain_batch_size": 2, "points": 0}
@@ -70,16 +58,16 @@ def _measure(arguments: RunArguments, config: ROSUConfig, given: Mapping[str, An
     arguments.check_run()
     arguments = replace(arguments, overwrite=True)  # checkpoints in output_dir are no obstacle: none is written
     plan = plan_of(arguments, config, given)
-    trainer: ROSUMixin
-    if isinstance(config, RepresentationConfig):
-        name, tokenizer, corpora, retain = load_corpora(arguments, config)
-        trainer = build_representation_trainer(name, tokenizer, corpora, retain, arguments, config)
-        forget: Any = ConcatDataset(corpora)
-    else:
-        model, tokenizer, forget, retain, holdout = load(arguments, config)
-        trainer = build_trainer(model, tokenizer, forget, retain, holdout, arguments, config)
-    result = measure_trainer(trainer, forget, retain, plan, name=arguments.model_name_or_path)
+    prepared = prepare(Recipe(arguments, config))
+    result = measure_prepared(prepared, plan, name=arguments.model_name_or_path)
     return result, Path(config.output_dir), bool(config.should_save)
+
+
+def measure_prepared(prepared: Prepared, plan: Plan, *, name: str | None) -> Diagnosis:
+    """The diagnosis of a run that is ready to begin."""
+    forget, retain = prepared.loaded.forget, prepared.loaded.retain
+    whole: Any = ConcatDataset(forget) if prepared.recipe.representation_level else forget
+    return measure_trainer(prepared.trainer, whole, retain, plan, name=name)
 
 
 def _smoke(values: Mapping[str, Any], given: Mapping[str, Any], out: Path | None) -> tuple[Diagnosis, Path, bool]:
@@ -88,18 +76,18 @@ def _smoke(values: Mapping[str, Any], given: Mapping[str, Any], out: Path | None
     from ...experiments.demo.world import build_world, small_llama
     from ...toys.recipe import toy_values
 
-    arguments, config = build({**values, **TOY_SETTINGS, **REPLACED})
+    recipe = build({**values, **TOY_SETTINGS, **REPLACED})
+    arguments, config = recipe
     folder = Path(config.output_dir) / "smoke" if out is None else out
-    if isinstance(config, RepresentationConfig):  # reads its model from a checkpoint
+    if recipe.representation_level:  # reads its model from a checkpoint
         with TemporaryDirectory() as toys:
             arguments, config = build({**toy_values(values, Path(toys)), **REPLACED, "output_dir": str(folder)})
             return _measure(arguments, config, {**given, **SMOKE})
     config.output_dir = str(folder)
     world = build_world(config.seed, people=TOY.people)
     model = small_llama(len(world.tokenizer), config.seed, hidden=TOY.hidden, layers=TOY.layers)
-    forget, retain = world.data["forget"], world.data["retain"]
-    trainer = build_trainer(model, world.tokenizer, forget, retain, None, arguments, config)
-    result = measure_trainer(trainer, forget, retain, plan_of(arguments, config, {**given, **SMOKE}), name="toy")
+    prepared = assemble(recipe, Loaded(model, world.tokenizer, world.data["forget"], world.data["retain"]))
+    result = measure_prepared(prepared, plan_of(arguments, config, {**given, **SMOKE}), name="toy")
     return result, folder, bool(config.should_save)
 
 
@@ -127,47 +115,23 @@ def measure_trainer(
         windows = Windows(
             model,
             {"forget": forget, "retain": retain},
-            {part: trainer._window_loss(part) for part in PARTS},
+            {part: trainer.window_loss(part) for part in PARTS},
             plan,
             trainer.data_collator,
-            trainer._prepare_inputs,
+            trainer.to_device,
             rank=state.process_index,
             world=state.num_processes,
         )
         return measure_windows(
             windows,
-            trainer._build_space(model, trainer._raw_optimizer()),
+            trainer.parameter_space(),
             trainer.method_args,
             setup={"model": name, "layout": trainer.layout},
-            mean_over_ranks=trainer._mean_over_ranks,
+            mean_over_ranks=trainer.mean_over_ranks,
             compute_dtype=compute_dtype(state),
-            before=lambda: trainer._compute_references(model),
-            after_pair=getattr(trainer, "_prepared", {}).clear,  # activations kept for a step's passes
+            before=lambda: trainer.compute_references(model),
+            after_pair=trainer.end_window,
             progress=progress,
         )
 
-    instead = _Instead(measure)
-    trainer.add_callback(instead)
-    try:
-        trainer.train()
-    except _MeasuredError as done:
-        return done.result
-    raise AssertionError("the training loop did not begin")
-
-
-class _MeasuredError(Exception):
-    """Leaves the training loop before its first step."""
-
-    def __init__(self, result: Diagnosis) -> None:
-        super().__init__("measured")
-        self.result = result
-
-
-class _Instead(TrainerCallback):
-    """Measures where training would begin."""
-
-    def __init__(self, measure: Callable[[], Diagnosis]) -> None:
-        self._measure = measure
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        raise _MeasuredError(self._measure())
+    return instead_of_training(trainer, measure)

@@ -7,23 +7,22 @@ training; before its first step the audit takes over and the run ends. No weight
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from ... import __version__
 from ...errors import ConfigError
 from ...evaluation.model_identity import find_model, identity
 from ...experiments.settings import FORCED
-from ...recipes.prepare import build_trainer, load
+from ...recipes.instead_of_training import instead_of_training
+from ...recipes.prepare import prepare
 from ...recipes.settings import RunArguments, build
-from ...representation.config import RepresentationConfig
 from ...training.preflight import preflight
-from ...training.trainer import ROSUTrainer
+from ...training.trainer import ROSUMixin
 from .audit import SCHEMA, Plan, cells, make_plan, measure_pairs, missing
 from .gradients import Progress, usable
 from .source import TrainerGradients, digest, units_of
@@ -55,8 +54,9 @@ class Options:
 def audit(values: Mapping[str, Any], options: Options, out: Path, progress: Progress) -> dict[str, Any] | None:
     """Measure into ``out``, or go on there; the result, on the first process only."""
     own = {"calibrate": "off", "holdout_data": None, "output_dir": str(out)}
-    arguments, config = build({**values, **FORCED, **own})
-    if isinstance(config, RepresentationConfig):
+    recipe = build({**values, **FORCED, **own})
+    arguments, config = recipe
+    if recipe.representation_level:
         raise ConfigError(
             "The orthogonality audit is for next-token losses: at the model as loaded a representation-level retain "
             "loss is zero, and so is its gradient. Set forget_loss and retain_loss to nll."
@@ -73,12 +73,11 @@ def audit(values: Mapping[str, Any], options: Options, out: Path, progress: Prog
         )
     window = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
     config.gradient_accumulation_steps = 1
-    torch.manual_seed(config.seed)  # of a new adapter
-    model, tokenizer, forget, retain, _ = load(arguments, config)
-    trainer = build_trainer(model, tokenizer, forget, retain, None, arguments, config)
+    prepared = prepare(recipe)
+    trainer, loaded = prepared.trainer, prepared.loaded
     samples = {
         name: usable(name, data, units_of(trainer, name, data))
-        for name, data in (("forget", forget), ("retain", retain))
+        for name, data in (("forget", loaded.forget), ("retain", loaded.retain))
     }
     counts = {name: len(data) for name, data in samples.items()}
     batch = options.forget_batch_size
@@ -91,34 +90,12 @@ def audit(values: Mapping[str, Any], options: Options, out: Path, progress: Prog
             seed=config.seed,
         )
     )
-    results: list[dict[str, Any]] = []
-    trainer.add_callback(
-        _BeforeTraining(lambda: results.append(_measure(trainer, arguments, samples, plan, options, out, progress)))
-    )
-    try:
-        trainer.train()
-    except _Finished:
-        pass
-    return results[0] if trainer.is_world_process_zero() else None
-
-
-class _Finished(Exception):
-    """The audit is done, and nothing is to be trained."""
-
-
-class _BeforeTraining(TrainerCallback):
-    """Runs ``visit`` in place of training, when model and optimizer are spread as training would have them."""
-
-    def __init__(self, visit: Callable[[], None]) -> None:
-        self._visit = visit
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._visit()
-        raise _Finished
+    result = instead_of_training(trainer, lambda: _measure(trainer, arguments, samples, plan, options, out, progress))
+    return result if trainer.is_world_process_zero() else None
 
 
 def _measure(
-    trainer: ROSUTrainer,
+    trainer: ROSUMixin,
     arguments: RunArguments,
     samples: Mapping[str, Sequence[Any]],
     plan: Plan,
@@ -149,7 +126,7 @@ def _measure(
         measure_pairs(plan, source, store, progress if first else lambda *_: None)
         matrix.unlink(missing_ok=True)
     assert store.full_norm is not None
-    count = preflight(trainer.model, trainer.method_args.rule(), trainer._raw_optimizer()).trainable
+    count = preflight(trainer.model, trainer.method_args.rule(), trainer.raw_optimizer()).trainable
     return {
         "schema": SCHEMA,
         "model": arguments.model_name_or_path,

@@ -14,14 +14,14 @@ import torch
 from ...errors import ConfigError, unknown
 from ...losses import COUNT
 from ...space import LocalSpace, TensorSpace
-from ...training.trainer import ROSUTrainer
+from ...training.trainer import ROSUMixin
 from .gradients import PairSource, Part, Progress, Recomputed
 from .per_sample import PerSample, gram_matrix, load_matrix, needed_bytes, sample_gradients, save_matrix
 
 PER_SAMPLE = ("auto", "yes", "no")
 
 
-def units_of(trainer: ROSUTrainer, part: str, samples: Sequence[Any]) -> list[float]:
+def units_of(trainer: ROSUMixin, part: str, samples: Sequence[Any]) -> list[float]:
     """Of every sample, what its loss is a sum over."""
     count = COUNT[trainer.method_args.loss(part).unit]
     return [float(count(trainer.data_collator([sample]))) for sample in samples]
@@ -39,9 +39,9 @@ def digest(samples: Sequence[Mapping[str, Any]]) -> str:
 class TrainerGradients:
     """The two sets as a prepared trainer sees them, with dropout off."""
 
-    def __init__(self, trainer: ROSUTrainer, samples: Mapping[str, Sequence[Any]], progress: Progress) -> None:
+    def __init__(self, trainer: ROSUMixin, samples: Mapping[str, Sequence[Any]], progress: Progress) -> None:
         self._trainer, self._samples, self._progress = trainer, samples, progress
-        self._space: TensorSpace = trainer._build_space(trainer.model_wrapped, trainer._raw_optimizer())
+        self._space: TensorSpace = trainer.parameter_space()
 
     def route(self, wanted: str, begun: str | None) -> str:
         """``per_sample`` or ``recompute``; an audit that has ``begun`` goes on by its route unless told otherwise."""
@@ -69,7 +69,7 @@ class TrainerGradients:
     def source(self, route: str, matrix_file: Path, tag: str) -> PairSource:
         """The full retain gradient by one pass, or all inner products by one pass per sample (kept as ``tag``)."""
         self._trainer.model_wrapped.eval()
-        self._trainer._compute_references(self._trainer.model_wrapped)
+        self._trainer.compute_references(self._trainer.model_wrapped)
         parts = {name: self._part(name) for name in ("forget", "retain")}
         if route == "per_sample":
             assert isinstance(self._space, LocalSpace)
@@ -86,10 +86,10 @@ class TrainerGradients:
 
     def _part(self, name: str) -> Part:
         trainer, data = self._trainer, self._samples[name]
-        loss = trainer._window_loss(name)
+        loss = trainer.window_loss(name)
 
         def summed(numbers: Sequence[int]) -> torch.Tensor:
-            batch = trainer._prepare_inputs(trainer.data_collator([data[i] for i in numbers]))
+            batch = trainer.to_device(trainer.data_collator([data[i] for i in numbers]))
             return loss.share(trainer.model_wrapped, batch, 1.0)()
 
         return Part(np.array(units_of(trainer, name, data)), summed)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ...compat import dtype_argument
 from ...errors import ConfigError
-from ...training.precision import dtype_argument
 from ..model_identity import TOKENIZER_FILES
 
 DEFAULT = "madhurjindal/autonlp-Gibberish-Detector-492513457"

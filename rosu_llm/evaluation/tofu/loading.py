@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from ...compat import dtype_argument
 from ...errors import ConfigError
 from ...files import read_json
-from ...training.precision import dtype_argument
 from ..model_identity import TOKENIZER_FILES, Model, find_model, identity
 
 ADAPTER = "adapter_config.json"

@@ -12,9 +12,9 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...presentation.demo import COLUMNS
-from ...recipes.prepare import build_trainer
+from ...recipes.loading import Loaded
+from ...recipes.prepare import assemble
 from ...recipes.settings import RunArguments, build
-from ...representation.config import RepresentationConfig
 from ..settings import FORCED
 from ..store import cell_key
 from ..task import Measure, Steps, unlearn
@@ -77,8 +77,8 @@ class DemoTask:
 
     def prepare(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> tuple[Any, Measure]:
         """The trainer of a cell before its first step, and what measures its model."""
-        arguments, config = build({**values, **FORCED, "seed": seed, "output_dir": str(folder)})
-        if isinstance(config, RepresentationConfig):
+        recipe = build({**values, **FORCED, "seed": seed, "output_dir": str(folder)})
+        if recipe.representation_level:
             raise ConfigError(
                 "The task 'demo' measures answers, which representation-level unlearning needs more layers for: use "
                 "--config FILE."
@@ -86,7 +86,7 @@ class DemoTask:
         world = self._world(seed)
         model = self._taught(world, seed, steps)
         forget, retain, held_out = (world.data[split] for split in ("forget", "retain", "calibration"))
-        trainer = build_trainer(model, world.tokenizer, forget, retain, held_out, arguments, config)
+        trainer = assemble(recipe, Loaded(model, world.tokenizer, forget, retain, held_out)).trainer
         return trainer, lambda: measure(trainer.model, world)
 
     def _taught(self, world: World, seed: int, steps: Steps) -> Any:

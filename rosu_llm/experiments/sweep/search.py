@@ -15,7 +15,7 @@ from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...errors import DataError, NonFiniteError, RosuError, one_line
-from ...recipes.prepare import chat_format, remember_format
+from ...recipes.next_token import chat_format, remember_format
 from ...recipes.record import write_record
 from ...recipes.settings import RunArguments, type_values
 from ..task import unlearn

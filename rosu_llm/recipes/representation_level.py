@@ -1,4 +1,4 @@
-"""Run a representation-level recipe: corpora, layers up to ℓ, unlearn, write the copy."""
+"""Runs with losses of hidden activations: corpora of plain text, a few matrices of a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,24 +9,14 @@ import torch
 from ..data.corpus import AlternatingCorpora, TextCorpus, load_corpus
 from ..data.pairing import ForgetRetainCollator
 from ..errors import ConfigError
-from ..representation.config import RepresentationConfig
 from ..representation.trainer import RepresentationTrainer
-from .checks import check_config, check_model, check_output, check_start, make_output
-from .prepare import load_tokenizer, train_and_save
-from .settings import RunArguments
+from .loading import Loaded, load_tokenizer
+from .settings import Recipe, RunArguments
 
 
-def run_representation(arguments: RunArguments, config: RepresentationConfig) -> RepresentationTrainer:
-    """Unlearn as described; returns the trainer after training and saving."""
-    check_start(arguments, config)
-    return train_representation(*load_corpora(arguments, config), arguments, config)
-
-
-def load_corpora(
-    arguments: RunArguments, config: RepresentationConfig
-) -> tuple[str, Any, list[TextCorpus], TextCorpus]:
-    """The checked first half of :func:`run_representation`: the model's name, tokenizer, forget and retain corpora."""
-    arguments.check_run()
+def load(recipe: Recipe) -> Loaded:
+    """The model's name, its tokenizer, and the corpora."""
+    arguments = recipe.arguments
     if arguments.lora_r is not None:
         raise ConfigError("lora_r has no place at representation level, which trains a few matrices: leave it out.")
     if arguments.holdout_data:
@@ -38,51 +28,25 @@ def load_corpora(
             f"retain_per_forget={arguments.retain_per_forget} has no place at representation level, where a batch "
             "holds as many documents to keep as to forget: leave it out."
         )
-    check_output(arguments, config)
-    check_config(config)
-    check_model(arguments)
     tokenizer = load_tokenizer(arguments)
     sources = [arguments.forget_data] if isinstance(arguments.forget_data, str) else list(arguments.forget_data or [])
     lengths = _lengths(arguments.max_length, len(sources))
     forget = [_corpus(s, tokenizer, arguments, n, i) for i, (s, n) in enumerate(zip(sources, lengths, strict=True))]
     assert arguments.retain_data is not None
     retain = _corpus(arguments.retain_data, tokenizer, arguments, max(lengths), 0)
-    assert arguments.model_name_or_path is not None
-    return arguments.model_name_or_path, tokenizer, forget, retain
+    return Loaded(arguments.model_name_or_path, tokenizer, forget, retain)
 
 
-def train_representation(
-    model: Any,
-    tokenizer: Any,
-    forget: list[TextCorpus],
-    retain: TextCorpus,
-    arguments: RunArguments,
-    config: RepresentationConfig,
-) -> RepresentationTrainer:
-    """The second half of :func:`run_representation`, for corpora that are loaded already."""
-    make_output(config)
-    trainer = build_representation_trainer(model, tokenizer, forget, retain, arguments, config)
-    trainer.check_destination(overwrite=arguments.overwrite)
-    train_and_save(trainer, arguments, config)
-    return trainer
-
-
-def build_representation_trainer(
-    model: Any,
-    tokenizer: Any,
-    forget: list[TextCorpus],
-    retain: TextCorpus,
-    arguments: RunArguments,
-    config: RepresentationConfig,
-) -> RepresentationTrainer:
-    """The trainer of a run, before its first step."""
+def build_trainer(recipe: Recipe, loaded: Loaded) -> RepresentationTrainer:
+    """The trainer before its first step."""
+    arguments, config = recipe
     window = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
     return RepresentationTrainer(
-        model,
+        loaded.model,
         config,
-        train_dataset=AlternatingCorpora(forget, retain, window=window, seed=config.seed),
-        data_collator=ForgetRetainCollator(tokenizer.pad_token_id),
-        processing_class=tokenizer,
+        train_dataset=AlternatingCorpora(loaded.forget, loaded.retain, window=window, seed=config.seed),
+        data_collator=ForgetRetainCollator(loaded.tokenizer.pad_token_id),
+        processing_class=loaded.tokenizer,
         dtype=getattr(torch, arguments.dtype),
         attn_implementation=arguments.attn_implementation,
         trust_remote_code=arguments.trust_remote_code,

@@ -1,0 +1,65 @@
+"""Which parameter space fits a model, told by how it is wrapped: the only place that chooses one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import TensorSpace
+from .fsdp2 import FSDP2Space, is_dtensor
+from .local import LocalSpace
+from .replicas import ReplicaSpace
+from .zero import zero_space
+
+
+def select_space(
+    model: Any,
+    parameters: Iterable[nn.Parameter] | None = None,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    compute_dtype: torch.dtype | None = None,
+    bypasses_wrapper: bool = False,
+) -> TensorSpace:
+    """The space of ``parameters`` (the model's, unless given).
+
+    Args:
+        model: plain, wrapped in DDP, sharded by FSDP2's ``fully_shard``, or a DeepSpeed ZeRO engine.
+        scaler: the loss scaler of fp16 training.
+        compute_dtype: the type the forward pass rounds weights to (autocast).
+        bypasses_wrapper: passes run parts of the model on their own, so that DDP averages no gradient.
+    """
+    if hasattr(model, "zero_optimization_stage"):
+        return zero_space(model)
+    chosen = list(model.parameters() if parameters is None else parameters)
+    if any(is_dtensor(p) for p in chosen):
+        return FSDP2Space(model, chosen, compute_dtype=compute_dtype)
+    if not is_replicated(model):
+        return LocalSpace(chosen, scaler=scaler, compute_dtype=compute_dtype)
+    if bypasses_wrapper:
+        return ReplicaSpace(chosen, average=average_over_ranks, scaler=scaler, compute_dtype=compute_dtype)
+    return LocalSpace(
+        chosen, no_sync=model.no_sync, average=average_over_ranks, scaler=scaler, compute_dtype=compute_dtype
+    )
+
+
+def is_replicated(model: Any) -> bool:
+    """Whether the model is wrapped in DDP, also where the wrapper is compiled."""
+    return callable(getattr(model, "no_sync", None))
+
+
+def layout_name(model: Any) -> str:
+    """``local``, ``ddp``, ``fsdp2`` or ``zero``, by how the model is wrapped."""
+    if hasattr(model, "zero_optimization_stage"):
+        return "zero"
+    if any(is_dtensor(p) for p in model.parameters()):
+        return "fsdp2"
+    return "ddp" if is_replicated(model) else "local"
+
+
+def average_over_ranks(tensor: Tensor) -> None:
+    """Replace a tensor by its mean over processes."""
+    torch.distributed.all_reduce(tensor)
+    tensor.div_(torch.distributed.get_world_size())
