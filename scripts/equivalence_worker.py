@@ -133,17 +133,17 @@ class Layout:
 @contextlib.contextmanager
 def sabotage(kind: str) -> Iterator[None]:
     """Break one thing on purpose; see ``CONTROLS``."""
-    from rosu_llm.space import FSDP2Space, LocalSpace, TensorSpace
+    from rosu_llm.space import FSDP2Space, LocalSpace, ParameterSpace
     from rosu_llm.space.zero import ZeroSpace
 
     @contextlib.contextmanager
     def leaky(self: Any, delta: Any, *, precise: bool = False, seed: int = 0) -> Iterator[Any]:
-        truth = self._truth()
+        truth = self._master()
         self._backup = [w.clone() for w in truth]
         realized = self._displace(delta, precise, seed, [])
-        self._published()
+        self._forward_weights_changed()
         yield realized
-        for true, seen in zip(truth, self._visible(), strict=True):
+        for true, seen in zip(truth, self._forward_weights(), strict=True):
             true.copy_(seen)
 
     def alone(self: Any, *, last: bool) -> Any:
@@ -151,8 +151,8 @@ def sabotage(kind: str) -> Iterator[None]:
 
     broken: dict[str, list[tuple[Any, str, Any]]] = {
         HONEST: [],
-        "no_restore": [(TensorSpace, "perturbed", leaky)],
-        "local_dots": [(cls, "_sum", lambda self, values: values) for cls in (FSDP2Space, ZeroSpace)],
+        "no_restore": [(ParameterSpace, "perturbed", leaky)],
+        "local_dots": [(cls, "_sum_over_shards", lambda self, values: values) for cls in (FSDP2Space, ZeroSpace)],
         "local_delta": [(LocalSpace, "micro_batch", alone)],
     }
     saved = [(cls, name, cls.__dict__[name]) for cls, name, _ in broken[kind]]
@@ -187,14 +187,14 @@ def run_case(layout: str, optimizer: str, amplify: str, accumulation: int, steps
     step = UnlearningStep(
         spread.model, spread.optimizer, rho=RHO, amplify=amplify, space=spread.space, mean_over_ranks=mean
     )
-    original_sum = step.space._sum
+    original_sum = step.space._sum_over_shards
 
     def counted(values: torch.Tensor) -> torch.Tensor:
         if layout not in ("local", "ddp"):
             calls.append(values.numel() * values.element_size())
         return original_sum(values)
 
-    step.space._sum = counted  # type: ignore[method-assign]
+    step.space._sum_over_shards = counted  # type: ignore[method-assign]
     gathered: list[int] = []
     original_gather = dist.all_gather
 

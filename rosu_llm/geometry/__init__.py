@@ -2,7 +2,7 @@
 
 from .coupling import Coupling, cosine, coupling
 from .gram import Gram
-from .methods.base import Inner, Rule
+from .methods.base import BaseRule, Inner
 from .methods.registry import METHODS, build_rule
 from .methods.rosu import Rosu
 from .projection import Stabilizer, retain_orthogonal
@@ -10,13 +10,13 @@ from .vector import F, R, S, Vector
 
 __all__ = [
     "METHODS",
+    "BaseRule",
     "Coupling",
     "F",
     "Gram",
     "Inner",
     "R",
     "Rosu",
-    "Rule",
     "S",
     "Stabilizer",
     "Vector",

@@ -22,11 +22,7 @@ from dataclasses import dataclass
 from .gram import Gram
 from .methods.base import Inner
 from .projection import Stabilizer
-from .vector import F, R, S, Vector
-
-#: H_f x and H_r y, once computed.
-HF = Vector.named("hf")
-HR = Vector.named("hr")
+from .vector import HF, HR, F, R, S, Vector
 
 MODES = ("exact", "no_a1", "no_a2")
 

@@ -17,15 +17,11 @@ import numpy as np
 
 from ..errors import DataError
 from .gram import Gram
+from .slots import sample_slot
 from .vector import R, Vector
 
 #: Share of the largest eigenvalue below which a direction depends on the others.
 CUTOFF = 1e-10
-
-
-def sample_name(index: int) -> str:
-    """The name of the gradient of the ``index``-th sampled retain example, counted from 0."""
-    return f"r{index + 1}"
 
 
 @dataclass(frozen=True)
@@ -94,13 +90,13 @@ class Protection:
     def span(self, gram: Gram) -> Subspace:
         """Their span in the metric of ``gram``; a window with fewer samples gives fewer directions."""
         found = gram.names
-        names = [name for name in map(sample_name, range(self.samples)) if name in found]
+        names = [name for name in map(sample_slot, range(self.samples)) if name in found]
         return Subspace.spanned_by([*map(Vector.named, names), *([R] if self.mean else [])], gram)
 
 
 def check_independent(gram: Gram, count: int) -> None:
     """Refuse ``count`` > 1 samples whose gradients all point in one direction; zero gradients are not counted."""
-    vectors = [x for x in (Vector.named(sample_name(i)) for i in range(count)) if gram.norm(x) > 0.0]
+    vectors = [x for x in (Vector.named(sample_slot(i)) for i in range(count)) if gram.norm(x) > 0.0]
     if len(vectors) > 1 and Subspace.spanned_by(vectors, gram).rank == 1:
         raise DataError(
             f"The gradients of {len(vectors)} retain samples all point in one direction: the samples repeat one "

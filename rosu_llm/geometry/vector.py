@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from . import slots
+
 
 @dataclass(frozen=True)
 class Vector:
@@ -50,6 +52,11 @@ class Vector:
 
 
 #: ∇L_f(w), ∇L_r(w) and ∇L_r(w+δ): the three gradients of the paper's Algorithm 1.
-F = Vector.named("f")
-R = Vector.named("r")
-S = Vector.named("s")
+F = Vector.named(slots.FORGET)
+R = Vector.named(slots.RETAIN)
+S = Vector.named(slots.SURROGATE)
+#: D⁻¹q of a projection in the optimizer's metric.
+P = Vector.named(slots.PRECONDITIONED)
+#: Hessian-vector products of the forget and the retain loss.
+HF = Vector.named(slots.FORGET_HESSIAN)
+HR = Vector.named(slots.RETAIN_HESSIAN)

@@ -1,10 +1,10 @@
 """Where gradients and weights live: capture, inner products, exact perturb and restore."""
 
-from .base import TensorSpace
+from .base import ParameterSpace, Realized
 from .fsdp2 import FSDP2Space
 from .local import LocalSpace, trainable
-from .protocol import ParameterSpace, Realized
 from .replicas import ReplicaSpace
+from .select import select_space
 from .zero import Zero3Space, Zero12Space, zero_space
 
 __all__ = [
@@ -13,9 +13,9 @@ __all__ = [
     "ParameterSpace",
     "Realized",
     "ReplicaSpace",
-    "TensorSpace",
     "Zero3Space",
     "Zero12Space",
+    "select_space",
     "trainable",
     "zero_space",
 ]

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import UnsupportedLayoutError
-from .base import TensorSpace
+from .base import ParameterSpace
 from .local import trainable
-from .preconditioner import Scales, scales_of
+from .preconditioner import Preconditioners, preconditioners_of
 
 
 def is_dtensor(tensor: object) -> bool:
@@ -31,7 +31,7 @@ def _local(tensor: Any) -> Tensor:
     return result
 
 
-class FSDP2Space(TensorSpace):
+class FSDP2Space(ParameterSpace):
     """Parameter space over the local shards of DTensor parameters.
 
     Args:
@@ -81,38 +81,38 @@ class FSDP2Space(TensorSpace):
         optimizer.step()
         return True
 
-    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
-        return scales_of(optimizer, self.parameters)
+    def preconditioners(self, optimizer: torch.optim.Optimizer) -> Preconditioners | None:
+        return preconditioners_of(optimizer, self.parameters)
 
     def owners(self) -> list[nn.Parameter | None]:
         return list(self.parameters)
 
-    def _truth(self) -> list[Tensor]:
+    def _master(self) -> list[Tensor]:
         return [_local(p.data) for p in self.parameters]
 
     def _gradients(self) -> list[Tensor | None]:
         return [None if p.grad is None else _local(p.grad) for p in self.parameters]
 
-    def _clear(self) -> None:
+    def _clear_gradients(self) -> None:
         for p in self.parameters:
             p.grad = None
 
-    def _targets(self) -> list[Tensor | None]:
-        for p, touched in zip(self.parameters, self._touched, strict=True):
+    def _gradient_targets(self) -> list[Tensor | None]:
+        for p, touched in zip(self.parameters, self._used, strict=True):
             if not touched:
                 p.grad = None
             elif p.grad is None:
                 p.grad = torch.zeros_like(p.detach())
         return self._gradients()
 
-    def _sum(self, values: Tensor) -> Tensor:
+    def _sum_over_shards(self, values: Tensor) -> Tensor:
         return all_reduce_sum(values, self._group, _local(self.parameters[0].data).device)
 
-    def _published(self) -> None:
-        super()._published()
+    def _forward_weights_changed(self) -> None:
+        super()._forward_weights_changed()
         self._reshard()
 
-    def _written(self) -> None:
+    def _gradient_written(self) -> None:
         # The optimizer is about to step: a forward since the last backward (calibration) may have left gathered copies.
         self._reshard()
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, UnsupportedLayoutError
 from ..geometry import Vector
-from .base import TensorSpace
+from .base import ParameterSpace
 from .hessian import hessian_product
-from .preconditioner import Scales, scales_of
+from .preconditioner import Preconditioners, preconditioners_of
 
 
 def trainable(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
@@ -37,7 +37,7 @@ def trainable(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return list(seen.values())
 
 
-class LocalSpace(TensorSpace):
+class LocalSpace(ParameterSpace):
     """Parameter space over whole tensors.
 
     Args:
@@ -92,34 +92,34 @@ class LocalSpace(TensorSpace):
         names = sorted(vector)
         coefficients = [vector[n] for n in names]
         formed = []
-        for w, group in zip(self._truth(), self._grouped(names), strict=True):
+        for w, group in zip(self._master(), self._by_parameter(names), strict=True):
             total = torch.zeros_like(w)
             for c, part in zip(coefficients, group, strict=True):
                 total.add_(part, alpha=c)
             formed.append(total)
         return formed
 
-    def _scale(self) -> float:
+    def _loss_scale(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
-    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
-        return scales_of(optimizer, self.parameters)
+    def preconditioners(self, optimizer: torch.optim.Optimizer) -> Preconditioners | None:
+        return preconditioners_of(optimizer, self.parameters)
 
     def owners(self) -> list[nn.Parameter | None]:
         return list(self.parameters)
 
-    def _truth(self) -> list[Tensor]:
+    def _master(self) -> list[Tensor]:
         return [p.data for p in self.parameters]
 
     def _gradients(self) -> list[Tensor | None]:
         return [p.grad for p in self.parameters]
 
-    def _clear(self) -> None:
+    def _clear_gradients(self) -> None:
         for p in self.parameters:
             p.grad = None
 
-    def _targets(self) -> list[Tensor | None]:
-        for p, touched in zip(self.parameters, self._touched, strict=True):
+    def _gradient_targets(self) -> list[Tensor | None]:
+        for p, touched in zip(self.parameters, self._used, strict=True):
             if not touched:  # used by no pass: leave it to the optimizer as any unused parameter
                 p.grad = None
             elif p.grad is None:

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .base import TensorSpace
+from .base import ParameterSpace
 from .blocks import Sums, blocks, inner, work_dtype
 
 
-def part_products(space: TensorSpace, pairs: Sequence[tuple[str, str]], parts: Mapping[int, int]) -> Tensor:
+def part_products(space: ParameterSpace, pairs: Sequence[tuple[str, str]], parts: Mapping[int, int]) -> Tensor:
     """``⟨gₐ, g_b⟩`` for every pair of names over the parameters of each part, float64, shape [parts, pairs].
 
     ``parts`` gives the number of a parameter's part, from 0, by the parameter's ``id``.
     """
     names = sorted({name for pair in pairs for name in pair})
     total = torch.zeros(1 + max(parts.values()), len(pairs), dtype=torch.float64)
-    for owner, group in zip(space.owners(), space._grouped(names), strict=True):
+    for owner, group in zip(space.owners(), space._by_parameter(names), strict=True):
         if owner is None:
             continue
         sums = Sums(len(pairs))
@@ -30,4 +30,4 @@ def part_products(space: TensorSpace, pairs: Sequence[tuple[str, str]], parts: M
             wide = {name: piece.to(work) for name, piece in zip(names, pieces, strict=True)}
             sums.add(*(inner(wide[a], wide[b]) for a, b in pairs))
         total[parts[id(owner)]] += sums.total()
-    return space._sum(total.flatten()).view_as(total)
+    return space._sum_over_shards(total.flatten()).view_as(total)

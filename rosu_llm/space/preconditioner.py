@@ -15,7 +15,7 @@ from ..errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Scale:
+class Preconditioner:
     """D of one parameter.
 
     Attributes:
@@ -39,7 +39,7 @@ class Scale:
 
 
 #: One entry per parameter; None where the optimizer has not met the parameter yet.
-Scales = list[Scale | None]
+Preconditioners = list[Preconditioner | None]
 
 
 def check_adaptive(optimizer: torch.optim.Optimizer) -> None:
@@ -57,7 +57,7 @@ def second_moment(group: dict[str, Any]) -> str:
     return "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
 
 
-def scale_of(optimizer: torch.optim.Optimizer, parameter: Any, group: dict[str, Any]) -> Scale | None:
+def preconditioner_of(optimizer: torch.optim.Optimizer, parameter: Any, group: dict[str, Any]) -> Preconditioner | None:
     """D of one parameter, from the optimizer's state."""
     state = optimizer.state.get(parameter)
     if not state:
@@ -65,11 +65,11 @@ def scale_of(optimizer: torch.optim.Optimizer, parameter: Any, group: dict[str, 
     second = state[second_moment(group)]
     count = state["step"] if "step" in state else group["step"]  # fused kernels count per group
     correction = 1.0 - group["betas"][1] ** float(count)
-    return Scale(second.to_local() if hasattr(second, "to_local") else second, correction, group["eps"])
+    return Preconditioner(second.to_local() if hasattr(second, "to_local") else second, correction, group["eps"])
 
 
-def scales_of(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> Scales | None:
+def preconditioners_of(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> Preconditioners | None:
     """D of the given parameters; None before the optimizer's first step."""
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    found = [scale_of(optimizer, p, groups[id(p)]) for p in parameters]
-    return found if any(scale is not None for scale in found) else None
+    found = [preconditioner_of(optimizer, p, groups[id(p)]) for p in parameters]
+    return found if any(known is not None for known in found) else None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import TensorSpace
+from .base import ParameterSpace
 from .fsdp2 import FSDP2Space, is_dtensor
 from .local import LocalSpace
 from .replicas import ReplicaSpace
@@ -22,7 +22,7 @@ def select_space(
     scaler: torch.amp.GradScaler | None = None,
     compute_dtype: torch.dtype | None = None,
     bypasses_wrapper: bool = False,
-) -> TensorSpace:
+) -> ParameterSpace:
     """The space of ``parameters`` (the model's, unless given).
 
     Args:

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import UnsupportedLayoutError
-from .base import TensorSpace
+from .base import ParameterSpace
 from .fsdp2 import all_reduce_sum
-from .preconditioner import Scales, scale_of, scales_of, second_moment
+from .preconditioner import Preconditioners, preconditioner_of, preconditioners_of, second_moment
 
 
-class ZeroSpace(TensorSpace):
+class ZeroSpace(ParameterSpace):
     """What the stages share: the engine drives backward and step."""
 
     def __init__(self, engine: Any) -> None:
@@ -47,16 +47,16 @@ class ZeroSpace(TensorSpace):
         return bool(self._engine.was_step_applied())
 
     def hold(self, name: str) -> None:
-        if self._scale() != 1.0:  # the engine's buffers must keep their loss scale until they are overwritten
+        if self._loss_scale() != 1.0:  # the engine's buffers must keep their loss scale until they are overwritten
             self.capture(name)
         else:
             super().hold(name)
 
-    def _scale(self) -> float:
+    def _loss_scale(self) -> float:
         return float(getattr(self._optimizer, "loss_scale", 1.0))
 
-    def _sum(self, values: Tensor) -> Tensor:
-        return all_reduce_sum(values, self._group, self._truth()[0].device)
+    def _sum_over_shards(self, values: Tensor) -> Tensor:
+        return all_reduce_sum(values, self._group, self._master()[0].device)
 
 
 class Zero12Space(ZeroSpace):
@@ -97,36 +97,36 @@ class Zero12Space(ZeroSpace):
     def owners(self) -> list[nn.Parameter | None]:
         return self._owners
 
-    def _truth(self) -> list[Tensor]:
+    def _master(self) -> list[Tensor]:
         return self._cut([self._optimizer.single_partition_of_fp32_groups[i].data for i in self._groups])
 
-    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
+    def preconditioners(self, optimizer: torch.optim.Optimizer) -> Preconditioners | None:
         flat = [self._optimizer.single_partition_of_fp32_groups[i] for i in self._groups]
-        found = scales_of(optimizer, flat)
+        found = preconditioners_of(optimizer, flat)
         if found is None:
             return None
-        whole = [scale for scale in found if scale is not None]
+        whole = [known for known in found if known is not None]
         assert self._sizes is not None
         cuts = zip(whole, self._sizes, strict=True)
-        return [replace(scale, second=piece) for scale, sizes in cuts for piece in scale.second.split(sizes)]
+        return [replace(known, second=piece) for known, sizes in cuts for piece in known.second.split(sizes)]
 
-    def _visible(self) -> list[Tensor]:
+    def _forward_weights(self) -> list[Tensor]:
         parts = self._optimizer.parallel_partitioned_bit16_groups
         return self._cut([parts[i][self._rank].data for i in self._groups])
 
     def _gradients(self) -> list[Tensor | None]:
         pieces = self._pieces()
         if pieces is None:
-            return [None] * len(self._truth())
+            return [None] * len(self._master())
         return [t for group in pieces for t in group]
 
-    def _clear(self) -> None:
+    def _clear_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         for store in (self._optimizer.averaged_gradients, getattr(self._optimizer, "all_grad_tensors", {})):
             for key in list(store):
                 store[key] = None
 
-    def _targets(self) -> list[Tensor | None]:
+    def _gradient_targets(self) -> list[Tensor | None]:
         if self._pieces() is None:
             assert self._sizes is not None
             for i, sizes in zip(self._groups, self._sizes, strict=True):
@@ -135,18 +135,18 @@ class Zero12Space(ZeroSpace):
                 self._optimizer.averaged_gradients[i] = [torch.zeros(n, dtype=kind, device=like.device) for n in sizes]
         return self._gradients()
 
-    def _published(self) -> None:
-        super()._published()
+    def _forward_weights_changed(self) -> None:
+        super()._forward_weights_changed()
         for parts, group in zip(
             self._optimizer.parallel_partitioned_bit16_groups, self._optimizer.real_dp_process_group, strict=True
         ):
             dist.all_gather([part.data for part in parts], parts[self._rank].data.clone(), group=group)
 
-    def _committed(self) -> None:
+    def _master_changed(self) -> None:
         for i in self._groups:
             master = self._optimizer.single_partition_of_fp32_groups[i]
             self._optimizer.parallel_partitioned_bit16_groups[i][self._rank].data.copy_(master.data)
-        self._published()
+        self._forward_weights_changed()
 
 
 class Zero3Space(ZeroSpace):
@@ -166,18 +166,18 @@ class Zero3Space(ZeroSpace):
     def owners(self) -> list[nn.Parameter | None]:
         return list(self.parameters)
 
-    def _truth(self) -> list[Tensor]:
+    def _master(self) -> list[Tensor]:
         from deepspeed.utils import safe_get_local_fp32_param
 
         return self._trim([safe_get_local_fp32_param(p).data for p in self.parameters])
 
-    def scales(self, optimizer: torch.optim.Optimizer) -> Scales | None:
+    def preconditioners(self, optimizer: torch.optim.Optimizer) -> Preconditioners | None:
         from deepspeed.utils import safe_get_local_optimizer_state
 
         known = [p for p in optimizer.state if optimizer.state[p]]
         if not known:
             return None
-        like = scale_of(optimizer, known[0], optimizer.param_groups[0])
+        like = preconditioner_of(optimizer, known[0], optimizer.param_groups[0])
         assert like is not None
         key = second_moment(optimizer.param_groups[0])
         return [
@@ -185,7 +185,7 @@ class Zero3Space(ZeroSpace):
             for t in self._trim([safe_get_local_optimizer_state(p, key) for p in self.parameters])
         ]
 
-    def _visible(self) -> list[Tensor]:
+    def _forward_weights(self) -> list[Tensor]:
         return self._trim([p.ds_tensor.data for p in self.parameters])
 
     def _slices(self) -> list[Tensor]:
@@ -196,7 +196,7 @@ class Zero3Space(ZeroSpace):
     def _gradients(self) -> list[Tensor | None]:
         return list(self._trim(self._slices()))
 
-    def _clear(self) -> None:
+    def _clear_gradients(self) -> None:
         from deepspeed.utils import safe_set_local_grad
 
         self._optimizer.zero_grad(set_to_none=True)
@@ -204,19 +204,19 @@ class Zero3Space(ZeroSpace):
         for p, held in zip(self.parameters, self._slices(), strict=True):
             safe_set_local_grad(p, torch.zeros_like(held))
 
-    def _targets(self) -> list[Tensor | None]:
+    def _gradient_targets(self) -> list[Tensor | None]:
         self._full_targets = self._slices()
         return list(self._trim(self._full_targets))
 
-    def _written(self) -> None:
+    def _gradient_written(self) -> None:
         from deepspeed.utils import safe_set_local_grad
 
         for p, value in zip(self.parameters, self._full_targets, strict=True):
             safe_set_local_grad(p, value)
         self._full_targets = []
 
-    def _published(self) -> None:
-        super()._published()
+    def _forward_weights_changed(self) -> None:
+        super()._forward_weights_changed()
         # Small parameters stay gathered between passes, and a forward may have left others so: drop those copies.
         gathered = [p for p in self.parameters if p.ds_status.name == "AVAILABLE"]
         for p in gathered:
@@ -228,10 +228,10 @@ class Zero3Space(ZeroSpace):
         if self._persistent:
             self._persistent[0].all_gather(self._persistent)
 
-    def _committed(self) -> None:
-        for seen, true in zip(self._visible(), self._truth(), strict=True):
+    def _master_changed(self) -> None:
+        for seen, true in zip(self._forward_weights(), self._master(), strict=True):
             seen.copy_(true)
-        self._published()
+        self._forward_weights_changed()
 
 
 def _real_length(parameter: Any) -> int:

@@ -1,6 +1,6 @@
 """The passes over a window and the update they end in."""
 
-from .calibration import pull_scale
+from .calibration import Calibration, pull_factor
 from .engine import Closure, StepEngine
 from .logs import metrics, over_steps, pull_metrics
 from .outcome import Outcome
@@ -11,6 +11,7 @@ from .step import UnlearningStep, guard_optimizer
 __all__ = [
     "Amplifier",
     "BetaSchedule",
+    "Calibration",
     "Closure",
     "Outcome",
     "Pull",
@@ -20,7 +21,7 @@ __all__ = [
     "guard_optimizer",
     "metrics",
     "over_steps",
+    "pull_factor",
     "pull_metrics",
-    "pull_scale",
     "resolve",
 ]

@@ -18,20 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError, NonFiniteError
-from ..geometry import Gram, Inner, Rule, Vector
-from ..geometry.subspace import Subspace, check_independent, sample_name
+from ..geometry import BaseRule, Gram, Inner, Vector
+from ..geometry.slots import GRADIENT, HESSIAN, PRECONDITIONED, SURROGATE, sample_slot
+from ..geometry.subspace import Subspace, check_independent
 from ..space import ParameterSpace, Realized
-from ..space.preconditioner import Scales, check_adaptive
+from ..space.preconditioner import Preconditioners, check_adaptive
 from .outcome import Outcome
 from .replay import RandomState, frozen_statistics
 
 logger = logging.getLogger(__name__)
 
 Closure = Callable[[], Tensor]
-
-#: The names under which a rule knows the gradient of each loss.
-SLOT = {"forget": "f", "retain": "r"}
-
 
 #: Given the losses at w and δ, what is to be subtracted from v (amplification through the optimizer).
 Amplification = Callable[[Mapping[str, float], Inner], Vector]
@@ -52,7 +49,7 @@ class StepEngine:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: BaseRule,
         space: ParameterSpace,
         *,
         module: nn.Module | None = None,
@@ -118,12 +115,12 @@ class StepEngine:
             states[name] = RandomState.now(self._devices)
             losses[name] = self._pass(name, window[name])
             if rule.perturbs or i + 1 < len(rule.passes):
-                space.capture(SLOT[name])
+                space.capture(GRADIENT[name])
             else:
-                space.hold(SLOT[name])
-            names.append(SLOT[name])
-        scales = self._scales()
-        gram = self._gram(names, scales)
+                space.hold(GRADIENT[name])
+            names.append(GRADIENT[name])
+        preconditioners = self._read_preconditioners()
+        gram = self._gram(names, preconditioners)
         if not self._usable(gram):
             return self._skip(losses, gram)
         protected = self._protected(gram, len(samples))
@@ -132,11 +129,11 @@ class StepEngine:
             space.write_gradient(vector)
             return Outcome(losses, gram, vector=vector, protected=protected)
 
-        direction = None if scales is None else rule.precondition(gram)
-        if scales is not None and direction is not None:
-            space.precondition(direction, scales, into="p")
-            gram = replace(space.gram([*names, "p"], known=gram), dual=gram.dual)
-            names.append("p")
+        direction = None if preconditioners is None else rule.precondition(gram)
+        if preconditioners is not None and direction is not None:
+            space.precondition(direction, preconditioners, into=PRECONDITIONED)
+            gram = replace(space.gram([*names, PRECONDITIONED], known=gram), dual=gram.dual)
+            names.append(PRECONDITIONED)
         inner = rule.inner(gram, rho)
         realized: Realized | None = None
         if not inner.fallback:
@@ -147,14 +144,14 @@ class StepEngine:
                 states[rule.surrogate].restore()
                 name = "surrogate" if rule.surrogate == "retain" else "forget_surrogate"
                 losses[name] = self._pass(name, window[rule.surrogate])
-            space.hold("s")
-            gram = self._gram([*names, "s"], scales, known=gram)
+            space.hold(SURROGATE)
+            gram = self._gram([*names, SURROGATE], preconditioners, known=gram)
             if not self._usable(gram):
                 return self._skip(losses, gram)
-            if rule.curves:
-                for part, towards in rule.curvature(gram, inner).items():
+            if rule.needs_hessian:
+                for part, towards in rule.hessian_directions(gram, inner).items():
                     states[part].restore()
-                    space.hessian_product(window[part], towards, into=f"h{SLOT[part]}")
+                    space.hessian_product(window[part], towards, into=HESSIAN[part])
         vector = rule.outer(gram, inner)
         amplified = Vector()
         if amplification is not None and rule.pulls and not inner.fallback:
@@ -162,13 +159,13 @@ class StepEngine:
         space.write_gradient(vector - amplified, precise=inner.precise)
         return Outcome(losses, gram, inner, realized, vector, amplified, protected=protected)
 
-    def _scales(self) -> Scales | None:
+    def _read_preconditioners(self) -> Preconditioners | None:
         if self.rule.metric != "adam" or self._optimizer is None:
             return None
-        scales = self.space.scales(self._optimizer)
-        if scales is None:
+        preconditioners = self.space.preconditioners(self._optimizer)
+        if preconditioners is None:
             logger.info("metric: adam starts with the next step; the optimizer has no second moments before its first")
-        return scales
+        return preconditioners
 
     def _sample_passes(self, samples: Sequence[Closure]) -> list[str]:
         """One pass per sample, at w and before all others, so that the random numbers of those are not disturbed."""
@@ -176,17 +173,19 @@ class StepEngine:
         with frozen_statistics(self._module):
             for i, closure in enumerate(samples):
                 self._pass(f"retain sample {i + 1}", [closure])
-                names.append(sample_name(i))
+                names.append(sample_slot(i))
                 self.space.capture(names[-1])
         return names
 
-    def _gram(self, names: Sequence[str], scales: Scales | None, known: Gram | None = None) -> Gram:
+    def _gram(self, names: Sequence[str], preconditioners: Preconditioners | None, known: Gram | None = None) -> Gram:
         """Inner products, also in the optimizer's metric if there is one (where D⁻¹q has no part)."""
         gram = self.space.gram(names, known=known)
-        if scales is None:
+        if preconditioners is None:
             return gram
-        inside = [name for name in names if name != "p"]
-        return replace(gram, dual=self.space.gram(inside, known=known.dual if known else None, scales=scales))
+        inside = [name for name in names if name != PRECONDITIONED]
+        return replace(
+            gram, dual=self.space.gram(inside, known=known.dual if known else None, preconditioners=preconditioners)
+        )
 
     def _protected(self, gram: Gram, count: int) -> Subspace | None:
         if not count:

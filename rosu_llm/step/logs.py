@@ -1,4 +1,4 @@
-"""The numbers of one step under the names they are logged by (glossary in the README)."""
+"""The numbers of one step under the names they are logged by (glossary in docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 
 from ..geometry import F, Gram, R, Stabilizer, cosine, retain_orthogonal
-from ..geometry.methods.rosu_subspace import P
+from ..geometry.slots import FORGET, PRECONDITIONED, RETAIN
+from ..geometry.vector import P
 from .outcome import Outcome
 from .pull import Pull
 
@@ -18,18 +19,18 @@ def metrics(outcome: Outcome, stabilizer: Stabilizer | None = None) -> dict[str,
     known = gram.names
     if outcome.skipped:
         return values
-    if "f" in known:
+    if FORGET in known:
         values["norm/forget"] = gram.norm(F)
-    if "r" in known:
+    if RETAIN in known:
         values["norm/retain_sq"] = gram(R, R)
         if stabilizer is not None:
             values["coupling/residue"] = stabilizer.residue(gram(R, R))
-    if {"f", "r"} <= known:
+    if {FORGET, RETAIN} <= known:
         values["coupling/cosine"] = cosine(gram)
-    if outcome.protected is not None and "r" in known:
+    if outcome.protected is not None and RETAIN in known:
         values["subspace/rank"] = float(outcome.protected.rank)
         values["subspace/retain_outside"] = outcome.protected.share_outside(R)
-    if gram.dual is not None and "p" in known:
+    if gram.dual is not None and PRECONDITIONED in known:
         values.update(_neutrality(gram, gram.dual))
     if outcome.inner is not None:
         values["norm/q"] = outcome.inner.direction_norm
@@ -53,10 +54,10 @@ def _neutrality(gram: Gram, dual: Gram) -> dict[str, float]:
     """
     size, square = dual.norm(R), gram.dot(F, P)  # ⟨f, D⁻¹q⟩ = ⟨q, D⁻¹q⟩
     q = retain_orthogonal(F, gram, Stabilizer(0.0))
-    scale = size * dual.norm(q)
+    norms = size * dual.norm(q)
     return {
         "metric/leak": gram.dot(R, P) / (size * sqrt(square)) if size > 0.0 and square > 0.0 else 0.0,
-        "metric/leak_euclidean": dual.dot(R, q) / scale if scale > 0.0 else 0.0,
+        "metric/leak_euclidean": dual.dot(R, q) / norms if norms > 0.0 else 0.0,
     }
 
 

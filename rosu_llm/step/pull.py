@@ -54,13 +54,13 @@ class Amplifier:
         """
         if self.mode != "optimizer" or learning_rate == 0.0:
             return Vector()
-        return (beta / learning_rate) * (inner.delta if inner.through is None else inner.through)
+        return (beta / learning_rate) * (inner.delta if inner.optimizer_input is None else inner.optimizer_input)
 
-    def after_step(self, space: ParameterSpace, inner: Inner, beta: float, scale: float) -> Pull:
-        """Add the pull; ``scale`` in [0, 1] is the calibration's."""
+    def after_step(self, space: ParameterSpace, inner: Inner, beta: float, factor: float = 1.0) -> Pull:
+        """Add the pull; ``factor`` in [0, 1] is the calibration's."""
         rho = inner.alpha * inner.direction_norm
         step = space.displacement()
-        length = scale * (self.kappa * step if self.mode == "matched" else beta * rho)
+        length = factor * (self.kappa * step if self.mode == "matched" else beta * rho)
         if length > 0.0:
             space.add((length / rho) * inner.delta, precise=inner.precise)
         return Pull(length, length / step if step > 0.0 else 0.0)

@@ -1,4 +1,4 @@
-"""ROSU in any PyTorch loop, without a trainer.
+"""One update of the weights, from schedules to pull: what the trainer holds, and what any PyTorch loop can use.
 
 step = UnlearningStep(model, optimizer, rho=0.4)
 for forget, retain in batches:
@@ -7,23 +7,44 @@ for forget, retain in batches:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import DataError, PerturbedWeightsError
-from ..geometry import Inner, Stabilizer, Vector, build_rule
-from ..space import LocalSpace, ParameterSpace, TensorSpace
+from ..geometry import Inner, Vector, build_rule
+from ..space import LocalSpace, ParameterSpace
+from .calibration import Calibration
 from .engine import Closure, StepEngine
 from .logs import metrics, pull_metrics
-from .pull import resolve
+from .outcome import Outcome
+from .pull import NEGLIGIBLE, resolve
 from .schedules import BetaSchedule, RhoSchedule
+
+logger = logging.getLogger(__name__)
+
+#: Below this share of δ in the type the model computes in, a warning is due.
+_BARELY_REALIZED = 0.5
+
+
+@dataclass(frozen=True)
+class _PendingPull:
+    """What is added to the weights once the optimizer has stepped."""
+
+    inner: Inner
+    beta: float
+    factor: float
 
 
 class UnlearningStep:
     """One call, one update of the weights.
+
+    Where somebody else runs the optimizer (a trainer), use :meth:`compute` before its step and
+    :meth:`after_optimizer_step` after it.
 
     Args:
         model: the module whose parameters ``optimizer`` holds.
@@ -32,12 +53,16 @@ class UnlearningStep:
         rho: perturbation radius ρ.
         rho_schedule: ``constant`` or ``cosine``; the latter needs ``total_steps``.
         beta: ``tied`` (β = η/ρ), ``two_phase`` (needs ``total_steps``) or a number.
+        beta_start, beta_high, beta_low, beta_warmup_ratio: the levels of ``two_phase``.
         amplify: ``auto``, ``direct``, ``optimizer`` or ``matched``.
         kappa: length of the matched pull in units of the optimizer's step.
+        calibration: fades the pull as the forget loss reaches that of unseen data.
         total_steps: length of the run, for schedules.
         space: where the parameters live; a :class:`~rosu_llm.space.LocalSpace` over the optimizer's unless given
-            (:class:`~rosu_llm.space.FSDP2Space`, :func:`~rosu_llm.space.zero_space`).
+            (:func:`~rosu_llm.space.select_space` finds the one that fits a wrapped model).
         mean_over_ranks: averages a small tensor over processes; needed when there are several.
+        devices: devices whose random state dropout uses; the model's unless given.
+        loss_scaling: gradients may overflow and be skipped (fp16) instead of being an error.
         options: further options of the method: ``jacobian``, ``tau``, ``protect_rank``, ``metric``, …
     """
 
@@ -50,34 +75,45 @@ class UnlearningStep:
         rho: float = 0.4,
         rho_schedule: str = "constant",
         beta: str | float = "tied",
+        beta_start: float = BetaSchedule.start,
+        beta_high: float = BetaSchedule.high,
+        beta_low: float = BetaSchedule.low,
+        beta_warmup_ratio: float = BetaSchedule.warmup_ratio,
         amplify: str = "auto",
         kappa: float = 0.5,
+        calibration: Calibration | None = None,
         total_steps: int = 0,
-        space: TensorSpace | None = None,
+        space: ParameterSpace | None = None,
         mean_over_ranks: Callable[[Tensor], Tensor] | None = None,
+        devices: Iterable[torch.device] | None = None,
+        loss_scaling: bool = False,
         **options: Any,
     ) -> None:
         self.optimizer = optimizer
+        self.calibration = calibration
         self._rho = RhoSchedule(rho, rho_schedule)
-        self._beta = BetaSchedule(beta)
-        self._total = total_steps
-        self._count = 0
-        rule = build_rule(method, **options)
+        self._beta = BetaSchedule(beta, beta_start, beta_high, beta_low, beta_warmup_ratio)
+        self._total, self._count = total_steps, 0
+        self.rule = build_rule(method, **options)
         self._rank: int | None = options.get("protect_rank")
-        alone = options.get("components") == "delta_only"
-        self._amplifier = resolve(amplify, beta, kappa, optimizer, alone=alone)
-        self._stabilizer: Stabilizer | None = getattr(rule, "stabilizer", None)
+        self.amplifier = resolve(amplify, beta, kappa, optimizer, alone=options.get("components") == "delta_only")
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.space = LocalSpace(parameters) if space is None else space
         self.engine = StepEngine(
-            rule,
+            self.rule,
             self.space,
             module=model,
-            devices={p.device for p in model.parameters()},
+            devices={p.device for p in model.parameters()} if devices is None else devices,
             mean_over_ranks=mean_over_ranks,
+            loss_scaling=loss_scaling,
             optimizer=optimizer,
         )
-        guard_optimizer(optimizer, self.space)
+        self._pending: _PendingPull | None = None
+        self._factor = 1.0
+        self._warned: set[str] = set()
+        self._guard = guard_optimizer(optimizer, self.space)
+        if self.rule.pulls:
+            self._announce(amplify)
 
     def __call__(
         self,
@@ -91,32 +127,99 @@ class UnlearningStep:
         With several processes a closure's gradient is averaged over them: the process that owns the example returns
         its loss times their number, the others any loss times zero.
         """
-        if self._rank is not None and len(samples) < self.engine.rule.samples:
+        if self._rank is not None and len(samples) < self.rule.samples:
             raise DataError(
                 f"protect_rank={self._rank} is larger than the retain window, which has {len(samples)} samples: pass "
                 "more in samples=, or lower protect_rank."
             )
-        learning_rate = float(self.optimizer.param_groups[0]["lr"])
-        rho = self._rho.at(self._count, self._total)
-        beta = self._beta.at(self._count, self._total, learning_rate, rho)
-
-        def amplification(losses: Mapping[str, float], inner: Inner) -> Vector:
-            return self._amplifier.in_gradient(inner, beta, learning_rate)
-
         window = {"forget": _closures(forget), "retain": _closures(retain)}
-        outcome = self.engine.run(window, rho=rho, amplification=amplification, seed=self._count, samples=samples)
-        applied = self.space.step(self.optimizer)
-        values = metrics(outcome, self._stabilizer)
-        inner = outcome.inner
-        pulls = self.engine.rule.pulls and self._amplifier.mode != "optimizer" and applied
-        if pulls and inner is not None and not inner.fallback:
-            values.update(pull_metrics(self._amplifier.after_step(self.space, inner, beta, scale=1.0)))
+        values = self.logs(self.compute(window, samples, step=self._count, total=self._total))
+        if self.space.step(self.optimizer):
+            values.update(self.after_optimizer_step())
         self.optimizer.zero_grad(set_to_none=True)
         self._count += 1
         return values
 
+    def compute(
+        self, window: Mapping[str, Sequence[Closure]], samples: Sequence[Closure] = (), *, step: int, total: int
+    ) -> Outcome:
+        """All passes of update number ``step`` of ``total``; on return ``.grad`` holds the optimizer's gradient."""
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        rho = self._rho.at(step, total)
+        beta = self._beta.at(step, total, learning_rate, rho)
+        self._pending, self._factor = None, 1.0
+        if self.calibration is not None:
+            self.calibration.refresh(step)
 
-def _closures(given: Closure | Sequence[Closure]) -> Sequence[Callable[[], Tensor]]:
+        def amplification(losses: Mapping[str, float], inner: Inner) -> Vector:
+            if self.calibration is not None:
+                self._factor = self.calibration.factor(losses)
+            return self._factor * self.amplifier.in_gradient(inner, beta, learning_rate)
+
+        outcome = self.engine.run(window, rho=rho, amplification=amplification, seed=step, samples=samples)
+        inner = outcome.inner
+        pulls_after = self.rule.pulls and self.amplifier.mode != "optimizer" and learning_rate > 0.0
+        if pulls_after and inner is not None and not inner.fallback:
+            self._pending = _PendingPull(inner, beta, self._factor)
+        return outcome
+
+    def after_optimizer_step(self) -> dict[str, float]:
+        """Add the pull, if one is due; what to log of it."""
+        if self._pending is None:
+            return {}
+        due, self._pending = self._pending, None
+        pull = self.amplifier.after_step(self.space, due.inner, due.beta, due.factor)
+        if pull.length > 0.0 and pull.ratio < NEGLIGIBLE * due.factor:
+            self._warn(
+                "negligible",
+                f"The amplification is {pull.ratio:.1e} of the optimizer's step: it does practically nothing "
+                f"(amplify={self.amplifier.mode!r}, beta={self._beta.beta!r}). Use amplify='matched', or a larger "
+                "numeric beta.",
+            )
+        return pull_metrics(pull)
+
+    def logs(self, outcome: Outcome) -> dict[str, float]:
+        """The numbers of the passes, by the names they are logged under."""
+        values = metrics(outcome, self.rule.stabilizer)
+        if self.calibration is not None:
+            values["calibrate/scale"] = self._factor
+            if self.calibration.measures and self.calibration.target is not None:
+                values["loss/holdout"] = self.calibration.target
+        if values.get("perturb/realized", 1.0) < _BARELY_REALIZED:
+            self._warn(
+                "realized",
+                f"Only {values['perturb/realized']:.0%} of the perturbation survived rounding to the type the model "
+                "computes in. Raise rho, or compute in float32.",
+            )
+        return values
+
+    def release(self) -> None:
+        """Detach from the optimizer and give back the memory of captured gradients and backup."""
+        self._guard.remove()
+        self.space.release()
+
+    def _announce(self, amplify: str) -> None:
+        logger.info("amplify=%s resolves to %s", amplify, self.amplifier.mode)
+        if self.amplifier.mode == "optimizer" and not self._beta.tied:
+            self._warn(
+                "optimizer-beta",
+                f"beta={self._beta.beta!r} through the optimizer divides δ by the learning rate, so an adaptive "
+                "optimizer sees little but the pull. Use amplify='direct' with this beta, or beta='tied'.",
+            )
+        if self.amplifier.mode == "direct" and len({g["lr"] for g in self.optimizer.param_groups}) > 1:
+            self._warn(
+                "group-lr",
+                "The optimizer's parameter groups have different learning rates; the tied β uses the first group's, so "
+                "that the pull stays one retain-neutral vector.",
+            )
+
+    def _warn(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message)
+
+
+def _closures(given: Closure | Sequence[Closure]) -> Sequence[Closure]:
     return [given] if callable(given) else given
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainingArguments
 
 from ..errors import ConfigError, unknown
-from ..geometry import METHODS, Rule, build_rule
-from ..geometry.methods.registry import DEFAULTS
+from ..geometry import METHODS, BaseRule, build_rule
+from ..geometry.methods.registry import OPTIONS
 from ..losses import LossSpec, get_loss
 from ..step import Amplifier, resolve
-from ..step.calibration import pull_scale
+from ..step.calibration import check_margin
 from ..step.schedules import BetaSchedule, RhoSchedule
 
 REDUCTIONS = ("window_tokens", "micro_mean")
@@ -35,6 +35,11 @@ def _help(text: str) -> dict[str, str]:
     return {"help": text}
 
 
+def _option(name: str) -> Any:
+    """A setting that the methods themselves declare, with their default and description."""
+    return field(default=OPTIONS[name].default, metadata=_help(OPTIONS[name].metadata["help"]))
+
+
 @dataclass
 class MethodArguments:
     """Everything that defines the unlearning step. Greek letters are the paper's."""
@@ -47,28 +52,15 @@ class MethodArguments:
     # -- the surrogate --------------------------------------------------------------------------
     rho: float = field(default=0.4, metadata=_help("Perturbation radius ρ."))
     rho_schedule: str = field(default="constant", metadata=_help("ρ over the run: constant or cosine."))
-    jacobian: str = field(
-        default="relaxed",
-        metadata=_help("Outer gradient: relaxed (Alg. 1), none (Alg. 2); with Hessians: exact, no_a1, no_a2."),
-    )
-    components: str = field(
-        default="full", metadata=_help("Terms of the update: full, delta_only (βδ) or v_only (−ηv), for ablations.")
-    )
-    tau: float = field(default=1e-8, metadata=_help("Stabiliser τ of the projection."))
-    tau_mode: str = field(default="absolute", metadata=_help("τ absolute as in the paper, or relative to ‖r‖²."))
-    eps_q: float = field(default=1e-6, metadata=_help("‖q‖ at or below which a step is plain retain descent."))
-
-    protect_rank: int | None = field(
-        default=None,
-        metadata=_help("Protected retain directions: 1 is the mean (rosu's default), k ≥ 2 are k sampled examples."),
-    )
-    include_mean: bool = field(
-        default=False, metadata=_help("Protect the mean retain gradient besides the sampled ones.")
-    )
-    metric: str = field(
-        default="euclidean",
-        metadata=_help("Metric in which rosu and gu project: euclidean, or adam (the optimizer's)."),
-    )
+    jacobian: str = _option("jacobian")
+    components: str = _option("components")
+    tau: float = _option("tau")
+    tau_mode: str = _option("tau_mode")
+    eps_q: float = _option("eps_q")
+    fallback: str = _option("fallback")
+    protect_rank: int | None = _option("protect_rank")
+    include_mean: bool = _option("include_mean")
+    metric: str = _option("metric")
 
     # -- the amplification ----------------------------------------------------------------------
     beta: NameOrNumber = field(default="tied", metadata=_help("Amplification β: tied (η/ρ), two_phase or a number."))
@@ -89,10 +81,10 @@ class MethodArguments:
     calibrate_every: int = field(default=1, metadata=_help("Steps between measurements of the held-out loss."))
 
     # -- baselines ------------------------------------------------------------------------------
-    forget_weight: float = field(default=1.0, metadata=_help("λ_f of graddiff, pcgrad, blur, sam_npo, torchjd."))
-    retain_weight: float = field(default=1.0, metadata=_help("λ_r of the same."))
-    reflection: float = field(default=2.0, metadata=_help("uam_reflected: factor γ on the component along f."))
-    orthograd_alpha: float = field(default=0.5, metadata=_help("orthograd: weight α of r; 1 − α on the forget part."))
+    forget_weight: float = _option("forget_weight")
+    retain_weight: float = _option("retain_weight")
+    reflection: float = _option("reflection")
+    orthograd_alpha: float = _option("orthograd_alpha")
     npo_beta: float = field(default=0.1, metadata=_help("npo: inverse temperature."))
     simnpo_beta: float = field(default=4.5, metadata=_help("simnpo: inverse temperature."))
     simnpo_delta: float = field(default=0.0, metadata=_help("simnpo: margin."))
@@ -152,7 +144,7 @@ class MethodArguments:
             return
         if not isinstance(self.calibrate, str) and not isfinite(self.calibrate):
             raise ConfigError(f"calibrate={self.calibrate!r} is no target loss: give a finite number such as 2.5.")
-        pull_scale(0.0, 0.0, self.calibrate_margin)
+        check_margin(self.calibrate_margin)
         if self.calibrate_every < 1:
             raise ConfigError(f"calibrate_every={self.calibrate_every!r} must be at least 1.")
         if not self.rule().pulls:
@@ -163,9 +155,9 @@ class MethodArguments:
 
     # -- the objects these settings describe ----------------------------------------------------
 
-    def rule(self) -> Rule:
+    def rule(self) -> BaseRule:
         """The rule named by ``method``."""
-        return build_rule(self.method, **{name: getattr(self, name) for name in DEFAULTS})
+        return build_rule(self.method, **{name: getattr(self, name) for name in OPTIONS})
 
     def loss(self, role: str) -> LossSpec:
         """The forget or retain loss."""
@@ -183,6 +175,11 @@ class MethodArguments:
     def beta_schedule(self) -> BetaSchedule:
         """β_t."""
         return BetaSchedule(self.beta, self.beta_start, self.beta_high, self.beta_low, self.beta_warmup_ratio)
+
+    def step_settings(self) -> dict[str, Any]:
+        """The arguments of :class:`~rosu_llm.UnlearningStep`."""
+        names = ("method", "rho", "rho_schedule", "beta", "beta_start", "beta_high", "beta_low", "beta_warmup_ratio")
+        return {name: getattr(self, name) for name in (*names, "amplify", "kappa", *OPTIONS)}
 
     def method_dict(self) -> dict[str, Any]:
         """The method's settings alone, for model cards and result files."""

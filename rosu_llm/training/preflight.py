@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..geometry import Rule
+from ..geometry import BaseRule
 
 #: State tensors per parameter of the optimizers Trainer offers most often; others count as two.
 _STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adafactor": 0, "Lion": 1}
@@ -51,7 +51,9 @@ class Preflight:
         )
 
 
-def preflight(model: nn.Module, rule: Rule, optimizer: torch.optim.Optimizer, reference_bytes: int = 0) -> Preflight:
+def preflight(
+    model: nn.Module, rule: BaseRule, optimizer: torch.optim.Optimizer, reference_bytes: int = 0
+) -> Preflight:
     """Estimate from the model and optimizer at hand."""
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]

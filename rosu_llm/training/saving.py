@@ -14,7 +14,7 @@ from torch import nn
 
 from ..files import write_atomically
 from ..losses import ReferenceLogProbs
-from .calibrator import Calibrator
+from ..step import Calibration
 from .checkpoints import REFERENCE_FILE, STATE_FILE, last_complete, marked, numpy_state_allowed, rotate, staged
 from .config import MethodArguments
 from .model_card import model_card
@@ -30,7 +30,7 @@ class Saving(Base):  # type: ignore[misc]
 
     method_args: MethodArguments
     _reference_logprobs: ReferenceLogProbs
-    _calibrator: Calibrator | None
+    _calibration: Calibration | None
     #: What a checkpoint says about its run, so that resuming can tell whether it is the same one.
     run_settings: Mapping[str, Any] | None = None
     _limit: int | None = None
@@ -52,8 +52,8 @@ class Saving(Base):  # type: ignore[misc]
         if self._reference_logprobs.values:
             self._reference_logprobs.save(folder / REFERENCE_FILE)
         state: dict[str, Any] = {}
-        if self._calibrator is not None:
-            state["calibrate_target"] = self._calibrator.target
+        if self._calibration is not None:
+            state["calibrate_target"] = self._calibration.target
         if self.run_settings is not None:
             state["settings"] = self.run_settings
         if state:

@@ -1,9 +1,9 @@
 """``ROSUTrainer``: a ``transformers.Trainer`` whose training step is the paper's.
 
-Trainer calls ``training_step`` once per micro-batch. The batches of a window are stashed until its last
-one arrives; then the step engine runs all passes over the window and leaves one gradient in ``.grad``.
-Clipping, the optimizer, schedulers, checkpoints and callbacks go on as in any Trainer. The pull βδ is
-added by a hook on the optimizer's step, so a step that is skipped (fp16 overflow) pulls nothing.
+Trainer calls ``training_step`` once per micro-batch. The batches of a window are collected until its last one arrives;
+then :class:`~rosu_llm.UnlearningStep` runs all passes over the window and leaves one gradient in ``.grad``. Clipping,
+the optimizer, schedulers, checkpoints and callbacks go on as in any Trainer. The pull βδ is added by a hook on the
+optimizer's step, so a step that is skipped (fp16 overflow) pulls nothing.
 
 :class:`ROSUMixin` holds all of it and can sit on top of any Trainer subclass.
 """
@@ -14,7 +14,7 @@ import inspect
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,13 @@ from transformers import Trainer, TrainerCallback
 from ..compat import dtype_argument
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
-from ..geometry import Inner, Vector
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
-from ..space import TensorSpace
+from ..space import ParameterSpace
 from ..space.select import select_space
-from ..step import Amplifier, Closure, Outcome, StepEngine, guard_optimizer, metrics, over_steps, pull_metrics
-from ..step.pull import NEGLIGIBLE
-from .calibrator import Calibrator
+from ..step import Calibration, Closure, Outcome, UnlearningStep, over_steps
 from .checkpoints import REFERENCE_FILE, STATE_FILE, resolve_resume
 from .config import MethodArguments, ROSUConfig
+from .held_out import mean_nll
 from .layout import check_layout, compute_dtype
 from .paired_evaluation import PairedEvaluation
 from .per_sample import Ranks, sample_closures
@@ -108,7 +106,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         super().__init__(model, args, *rest, **kwargs)
         self.layout = check_layout(self.accelerator, self.model, self.args.n_gpu)
         self._check_samples()
-        if settings.rule().curves and self.layout not in ("local", "ddp"):
+        if settings.rule().needs_hessian and self.layout not in ("local", "ddp"):
             raise UnsupportedLayoutError(
                 f"jacobian={settings.jacobian!r} differentiates twice through whole parameters, which {self.layout} "
                 "takes apart: use one device or DDP, or jacobian='relaxed'."
@@ -118,16 +116,13 @@ class ROSUMixin(PairedEvaluation, Saving):
 
         self._reference_logprobs = ReferenceLogProbs()
         self._reference_model = self._build_reference_model()
-        self._calibrator = self._build_calibrator()
-        self._engine: StepEngine | None = None
-        self._amplifier: Amplifier | None = None
+        self._calibration = self._build_calibration()
+        self._step: UnlearningStep | None = None
+        self._pull_hook: Any = None
         self.preflight: Preflight | None = None
-        self._stash: list[Mapping[str, Any]] = []
-        self._pending: tuple[Outcome, float, float] | None = None
+        self._window: list[Mapping[str, Any]] = []
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._eval_parts: dict[str, list[float]] = {}
-        self._warned: set[str] = set()
-        self._hooks: list[Any] = []
 
     # -- checks ---------------------------------------------------------------------------------
 
@@ -184,18 +179,28 @@ class ROSUMixin(PairedEvaluation, Saving):
             )
         return reference
 
-    def _build_calibrator(self) -> Calibrator | None:
+    def _build_calibration(self) -> Calibration | None:
         settings = self.method_args
         if settings.calibrate == "off":
             return None
-        return Calibrator(
-            target=None if settings.calibrate == "holdout" else float(settings.calibrate),
+        return Calibration(
+            self._holdout_nll if settings.calibrate == "holdout" else float(settings.calibrate),
             margin=settings.calibrate_margin,
             every=settings.calibrate_every,
-            holdout=lambda: self._batches(self._holdout),
-            forward_context=self.compute_loss_context_manager,
-            mean_over_ranks=self.mean_over_ranks,
+            forget_loss=self._forget_nll,
         )
+
+    def _holdout_nll(self) -> float:
+        return self._mean_nll(self._batches(self._holdout))
+
+    def _forget_nll(self, losses: Mapping[str, float]) -> float:
+        """The forget loss on the scale of the target: mean answer-token NLL."""
+        if self.method_args.forget_loss == "nll" and self.method_args.reduction == "window_tokens":
+            return losses["forget"]
+        return self._mean_nll(b["forget"] for b in self._window)
+
+    def _mean_nll(self, batches: Iterable[Mapping[str, Any]]) -> float:
+        return mean_nll(self.model_wrapped, batches, self.compute_loss_context_manager, self.mean_over_ranks)
 
     def _batches(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
         """The data set in order, collated and on the device."""
@@ -244,73 +249,52 @@ class ROSUMixin(PairedEvaluation, Saving):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's; ``resume_from_checkpoint=True`` takes the newest *complete* checkpoint."""
         checkpoint = resolve_resume(resume_from_checkpoint, self.args.output_dir)
-        self._stash.clear()
-        self._pending = None
-        self._engine = None
+        self._window.clear()
+        self._release()
         self._load_references(checkpoint)
-        if checkpoint is not None and self._calibrator is not None:
+        if checkpoint is not None and self._calibration is not None:
             state = Path(checkpoint) / STATE_FILE
-            if state.is_file():
-                self._calibrator.target = json.loads(state.read_text()).get("calibrate_target", self._calibrator.target)
+            known = json.loads(state.read_text()) if state.is_file() else {}
+            self._calibration.target = known.get("calibrate_target", self._calibration.target)
         try:
             return super().train(checkpoint, *args, **kwargs)
         finally:
             self._release()
 
     def _release(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        if self._engine is not None:
-            self._engine.space.release()
-        self._engine = None
+        if self._step is not None:
+            self._step.release()
+        if self._pull_hook is not None:
+            self._pull_hook.remove()
+        self._step = self._pull_hook = None
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Stash the micro-batch; on the last one of the window run all passes. Returns the outer loss."""
+        """Collect the micro-batch; on the last one of the window run all passes. Returns the outer loss."""
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         check_batch(inputs, self.method_args.rule().passes, self._batch_keys)
-        self._stash.append(self._prepare_inputs(inputs))
+        self._window.append(self._prepare_inputs(inputs))
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
-        batches, self._stash = self._stash, []
-        outcome = self._update(model, batches)
+        try:
+            outcome = self._update(model, self._window)
+        finally:
+            self._window = []
         return torch.tensor(outcome.objective, dtype=torch.float32, device=self.args.device)
 
     def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
-        engine = self._engine or self._build_engine(model)
+        step = self._step or self._build_step(model)
         self.compute_references(model)
-        settings, step, total = self.method_args, self.state.global_step, self.state.max_steps
-        learning_rate = float(self.raw_optimizer().param_groups[0]["lr"])
-        rho = settings.rho_at(step, total)
-        beta = settings.beta_schedule().at(step, total, learning_rate, rho)
-        scale = 1.0
-        if self._calibrator is not None:
-            self._calibrator.refresh(model, step)
-
-        def amplification(losses: Mapping[str, float], inner: Inner) -> Vector:
-            nonlocal scale
-            if self._calibrator is not None:
-                scale = self._calibrator.scale(self._forget_nll(model, losses, batches))
-            assert self._amplifier is not None
-            return scale * self._amplifier.in_gradient(inner, beta, learning_rate)
-
-        count = self._longest_window(len(batches))
+        longest = self._longest_window(len(batches))
         window = {
-            part: self.window_loss(part).closures(model, [b[part] for b in batches], part, count)
-            for part in engine.rule.passes
+            part: self.window_loss(part).closures(model, [b[part] for b in batches], part, longest)
+            for part in step.rule.passes
         }
-        samples = self._sample_closures(model, batches, count) if engine.rule.samples else []
-        outcome = engine.run(window, rho=rho, amplification=amplification, seed=step, samples=samples)
-        self._record(outcome, scale)
-        assert self._amplifier is not None
-        pulls = engine.rule.pulls and self._amplifier.mode != "optimizer"
-        if pulls and outcome.inner is not None and not outcome.inner.fallback and learning_rate > 0.0:
-            self._pending = (outcome, beta, scale)
-        else:
-            self._pending = None
-        if self.layout == "zero" and engine.space.step(self.raw_optimizer()):
+        samples = self._sample_closures(model, batches, longest) if step.rule.samples else []
+        outcome = step.compute(window, samples, step=self.state.global_step, total=self.state.max_steps)
+        self._add_metrics(step.logs(outcome))
+        if self.layout == "zero" and step.space.step(self.raw_optimizer()):
             self._after_optimizer_step()
         return outcome
 
@@ -327,13 +311,6 @@ class ROSUMixin(PairedEvaluation, Saving):
             seed=self.args.seed,
             step=self.state.global_step,
         )
-
-    def _forget_nll(self, model: nn.Module, losses: Mapping[str, float], batches: Sequence[Mapping[str, Any]]) -> float:
-        """The forget loss on the scale of the target: mean answer-token NLL."""
-        if self.method_args.forget_loss == "nll" and self.method_args.reduction == "window_tokens":
-            return losses["forget"]
-        assert self._calibrator is not None
-        return self._calibrator.mean_nll(model, (b["forget"] for b in batches))
 
     def window_loss(self, part: str) -> WindowLoss:
         spec = self.method_args.loss(part)
@@ -354,7 +331,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         result: torch.optim.Optimizer = optimizer
         return result
 
-    def parameter_space(self) -> TensorSpace:
+    def parameter_space(self) -> ParameterSpace:
         """A space over the optimizer's parameters, for the model as it is wrapped for training."""
         return select_space(
             self.model_wrapped,
@@ -368,88 +345,34 @@ class ROSUMixin(PairedEvaluation, Saving):
         """Memory of a frozen copy of the model, where one is kept."""
         return self._reference_model.extra_bytes if self._reference_model is not None else 0
 
-    def _build_engine(self, model: nn.Module) -> StepEngine:
+    def _build_step(self, model: nn.Module) -> UnlearningStep:
         settings, optimizer = self.method_args, self.raw_optimizer()
-        rule = settings.rule()
-        self._amplifier = settings.amplifier(optimizer=optimizer)
-        space = self.parameter_space()
-        self._engine = StepEngine(
-            rule,
-            space,
-            module=model,
+        self._step = step = UnlearningStep(
+            model,
+            optimizer,
+            **settings.step_settings(),
+            calibration=self._calibration,
+            space=self.parameter_space(),
             devices={self.args.device},
             mean_over_ranks=self.mean_over_ranks,
             loss_scaling=self.accelerator.mixed_precision == "fp16",
-            optimizer=optimizer,
         )
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = [guard_optimizer(optimizer, space)]
         if self.layout != "zero":  # there the engine steps, group by group, and the pull follows the whole step
-            self._hooks.append(optimizer.register_step_post_hook(self._after_optimizer_step))
-        self.preflight = preflight(self.model, rule, optimizer, self._reference_bytes())
-        if rule.pulls:
-            self._announce_amplification(optimizer)
+            self._pull_hook = optimizer.register_step_post_hook(self._after_optimizer_step)
+        self.preflight = preflight(self.model, step.rule, optimizer, self._reference_bytes())
         where = (settings.method, self.layout, self.accelerator.num_processes)
         logger.info("method %s, layout %s, %d processes: %s", *where, self.preflight.line())
-        return self._engine
-
-    def _announce_amplification(self, optimizer: torch.optim.Optimizer) -> None:
-        settings = self.method_args
-        assert self._amplifier is not None
-        logger.info("amplify=%s resolves to %s", settings.amplify, self._amplifier.mode)
-        if self._amplifier.mode == "optimizer" and settings.beta != "tied":
-            self._warn(
-                "optimizer-beta",
-                f"beta={settings.beta!r} through the optimizer divides δ by the learning rate, so an adaptive "
-                "optimizer sees little but the pull. Use amplify='direct' with this beta, or beta='tied'.",
-            )
-        if self._amplifier.mode == "direct" and len({g["lr"] for g in optimizer.param_groups}) > 1:
-            self._warn(
-                "group-lr",
-                "The optimizer's parameter groups have different learning rates; the tied β uses the first group's, so "
-                "that the pull stays one retain-neutral vector.",
-            )
+        return step
 
     def _after_optimizer_step(self, *_: Any) -> None:
-        if self._pending is None or self._engine is None or self._amplifier is None:
-            return
-        (outcome, beta, scale), self._pending = self._pending, None
-        assert outcome.inner is not None
-        pull = self._amplifier.after_step(self._engine.space, outcome.inner, beta, scale)
-        self._add_metrics(pull_metrics(pull))
-        if pull.length > 0.0 and pull.ratio < NEGLIGIBLE * scale:
-            self._warn(
-                "negligible",
-                f"The amplification is {pull.ratio:.1e} of the optimizer's step: it does practically nothing "
-                f"(amplify={self._amplifier.mode!r}, beta={self.method_args.beta!r}). Use amplify='matched', or a "
-                "larger numeric beta.",
-            )
+        if self._step is not None:
+            self._add_metrics(self._step.after_optimizer_step())
 
     # -- logging --------------------------------------------------------------------------------
-
-    def _record(self, outcome: Outcome, scale: float) -> None:
-        values = metrics(outcome, getattr(self.method_args.rule(), "stabilizer", None))
-        if self._calibrator is not None:
-            values["calibrate/scale"] = scale
-            if self.method_args.calibrate == "holdout" and self._calibrator.target is not None:
-                values["loss/holdout"] = self._calibrator.target
-        self._add_metrics(values)
-        if values.get("perturb/realized", 1.0) < 0.5:
-            self._warn(
-                "realized",
-                f"Only {values['perturb/realized']:.0%} of the perturbation survived rounding to the type the model "
-                "computes in. Raise rho, or compute in float32.",
-            )
 
     def _add_metrics(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._metrics[name].append(value)
-
-    def _warn(self, key: str, message: str) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            logger.warning(message)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds the step metrics since the last log to training logs."""

@@ -22,7 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from rosu_llm.geometry import Gram, Rosu, Stabilizer, Vector
+from rosu_llm.geometry import Gram, Rosu, Vector
 
 Dense = npt.NDArray[np.float64]
 
@@ -168,7 +168,7 @@ def feasible_directions(r: Dense, radius: float, count: int, seed: int) -> list[
 
 def exact_rosu(tau: float = 0.0, mode: str = "absolute", jacobian: str = "relaxed", eps_q: float = 0.0) -> Rosu:
     """Algorithm 1 to the letter, without safeguards unless asked for: τ = 0 and a fallback at ‖q‖ = 0 only."""
-    return Rosu(jacobian, Stabilizer(tau, mode), eps_q, literal=True)
+    return Rosu(jacobian=jacobian, tau=tau, tau_mode=mode, eps_q=eps_q, fallback="paper")
 
 
 @dataclass(frozen=True)

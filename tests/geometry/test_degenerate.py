@@ -134,7 +134,7 @@ def test_collinear_gradients_fall_back_whatever_their_size(kind: str, tau: float
     ‖q_τ‖ exceeds the absolute ε_q: the most retain-damaging step there is. The rule falls back instead."""
     p = pair(kind, 3, 6, f_scale, 1.0)
     assert norm(orthogonal_part(p.f, p.r, tau)) > 1e-12
-    assert_falls_back(Rosu(stabilizer=Stabilizer(tau, mode), eps_q=1e-14), p.vectors)
+    assert_falls_back(Rosu(tau=tau, tau_mode=mode, eps_q=1e-14), p.vectors)
 
 
 def test_residue_that_is_a_minority_is_tolerated() -> None:
@@ -144,8 +144,8 @@ def test_residue_that_is_a_minority_is_tolerated() -> None:
     residue = 5.0 * tau / (1.0 + tau)
     taken = {"f": np.array([5.0, 2.0 * residue]), "r": r}
     refused = {"f": np.array([5.0, 0.5 * residue]), "r": r}
-    assert not Rosu(stabilizer=Stabilizer(tau), eps_q=1e-14).inner(gram_of(taken), 0.4).fallback
-    assert_falls_back(Rosu(stabilizer=Stabilizer(tau), eps_q=1e-14), refused)
+    assert not Rosu(tau=tau, eps_q=1e-14).inner(gram_of(taken), 0.4).fallback
+    assert_falls_back(Rosu(tau=tau, eps_q=1e-14), refused)
 
 
 @pytest.mark.parametrize("kind", COLLINEAR)
@@ -153,6 +153,6 @@ def test_a_vanishing_retain_gradient_does_not_stop_the_step(kind: str) -> None:
     """‖r‖² < τ: there is nothing to protect, δ follows f as τ intends."""
     p = pair(kind, 3)
     tau = 10.0 * inner(p.r, p.r)
-    answer = Rosu(stabilizer=Stabilizer(tau)).inner(gram_of(p.vectors), 0.4)
+    answer = Rosu(tau=tau).inner(gram_of(p.vectors), 0.4)
     assert not answer.fallback
     assert norm(dense(answer.delta, p.vectors) - 0.4 * p.f / norm(p.f)) <= 16 * EPS * 0.4  # no cancellation

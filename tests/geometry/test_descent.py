@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rosu_llm.geometry import F, R
-from rosu_llm.geometry.methods.descent import FineTune, GradDiff, NegativeGradient
+from rosu_llm.geometry.methods.graddiff import GradDiff
+from rosu_llm.geometry.methods.single_gradient import FineTune, NegativeGradient
 
 from .problems import EPS, Pair, bounded, dense, gram_of, norm, pair, regular_pairs
 
@@ -19,7 +20,7 @@ weights = st.floats(0.0, 100.0)
 @given(regular_pairs, weights, weights)
 def test_graddiff_raises_forget_and_lowers_retain(p: Pair, forget: float, retain: float) -> None:
     """v = λ_r r − λ_f f."""
-    v = dense(GradDiff(forget, retain).outer(gram_of(p.vectors), None), p.vectors)
+    v = dense(GradDiff(forget_weight=forget, retain_weight=retain).outer(gram_of(p.vectors), None), p.vectors)
     allowed = 4 * EPS * (forget * norm(p.f) + retain * norm(p.r))  # two products and a sum per entry
     assert norm(v - (retain * p.r - forget * p.f)) <= allowed
 

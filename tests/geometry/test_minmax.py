@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 
 from rosu_llm.geometry import R, S, Vector
-from rosu_llm.geometry.methods.minmax import MinMax, Uam
+from rosu_llm.geometry.methods.minmax import MinMax
+from rosu_llm.geometry.methods.uam import Uam
 
 from .problems import (
     EPS,
@@ -101,7 +102,7 @@ def test_minmax_differs_from_rosu_by_the_projection_only() -> None:
     assert norm(difference - expected) <= 64 * EPS * (1.0 + 0.4 / norm(p.f)) * norm(s)  # two transports
 
 
-@pytest.mark.parametrize("rule", [MinMax("none"), Uam()])
+@pytest.mark.parametrize("rule", [MinMax(jacobian="none"), Uam()])
 def test_without_jacobian_the_surrogate_gradient_is_the_answer(rule: MinMax) -> None:
     """v = s exactly."""
     p = pair("random", seed=1)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from rosu_llm.errors import ConfigError
 from rosu_llm.geometry import F, Gram, R, build_rule
-from rosu_llm.geometry.methods.minmax import MinMax, UamReflected, UamRelaxed
+from rosu_llm.geometry.methods.minmax import MinMax
 from rosu_llm.geometry.methods.pcgrad import Blur, PCGrad, PCGradConflict
 from rosu_llm.geometry.methods.sam_npo import SharpnessAware
+from rosu_llm.geometry.methods.uam import UamReflected, UamRelaxed
 
 from .problems import Dense, Pair, bounded, dense, gram_of, norm, radii, regular_pairs, scales, seeds
 
@@ -35,7 +36,7 @@ def close(got: Dense, expected: Dense, *sizes: Dense) -> None:
 @given(regular_pairs, weights, weights)
 def test_pcgrad_always_projects(p: Pair, forget: float, retain: float) -> None:
     """v = λ_r r − λ_f (I − P_r) f, also where f and r do not conflict."""
-    v = dense(PCGrad(forget, retain).outer(gram_of(p.vectors), None), p.vectors)
+    v = dense(PCGrad(forget_weight=forget, retain_weight=retain).outer(gram_of(p.vectors), None), p.vectors)
     close(v, retain * p.r - forget * without(p.f, p.r), forget * p.f, retain * p.r)
 
 
@@ -46,7 +47,7 @@ def test_original_pcgrad_projects_both_and_only_in_conflict(p: Pair, forget: flo
     tasks = [-forget * p.f, retain * p.r]
     if float(p.f @ p.r) > 0.0:
         tasks = [-forget * without(p.f, p.r), retain * without(p.r, p.f)]
-    v = dense(PCGradConflict(forget, retain).outer(gram_of(p.vectors), None), p.vectors)
+    v = dense(PCGradConflict(forget_weight=forget, retain_weight=retain).outer(gram_of(p.vectors), None), p.vectors)
     close(v, tasks[0] + tasks[1], forget * p.f, retain * p.r)
 
 
@@ -54,7 +55,7 @@ def test_original_pcgrad_projects_both_and_only_in_conflict(p: Pair, forget: flo
 @given(regular_pairs, weights, weights)
 def test_blur_gives_forgetting_the_right_of_way(p: Pair, forget: float, retain: float) -> None:
     """v = λ_r (I − P_f) r − λ_f f; along f it is −λ_f f exactly."""
-    v = dense(Blur(forget, retain).outer(gram_of(p.vectors), None), p.vectors)
+    v = dense(Blur(forget_weight=forget, retain_weight=retain).outer(gram_of(p.vectors), None), p.vectors)
     close(v, retain * without(p.r, p.f) - forget * p.f, forget * p.f, retain * p.r)
 
 
@@ -92,7 +93,7 @@ def test_sharpness_aware_takes_the_forget_gradient_at_its_worst_point(
     """δ = −ρ f/‖f‖ lowers L_f the fastest; v = λ_r r − λ_f s with s the forget gradient there."""
     s = np.random.default_rng([12, seed]).normal(size=p.r.size)
     vectors = {**p.vectors, "s": s}
-    rule, gram = SharpnessAware(forget, retain, eps_q=0.0), gram_of(vectors)
+    rule, gram = SharpnessAware(forget_weight=forget, retain_weight=retain, eps_q=0.0), gram_of(vectors)
     inner = rule.inner(gram, rho)
     delta = dense(inner.delta, vectors)
     close(delta, -rho * p.f / norm(p.f))

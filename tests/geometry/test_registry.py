@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from rosu_llm.geometry import METHODS, Rosu, Stabilizer, build_rule
-from rosu_llm.geometry.methods.base import Rule
-from rosu_llm.geometry.methods.descent import FineTune, GradDiff, NegativeGradient
+from rosu_llm.geometry import METHODS, Rosu, build_rule
+from rosu_llm.geometry.methods.base import BaseRule
+from rosu_llm.geometry.methods.graddiff import GradDiff
 from rosu_llm.geometry.methods.gu import GU
-from rosu_llm.geometry.methods.minmax import MinMax, Uam, UamReflected, UamRelaxed
+from rosu_llm.geometry.methods.minmax import MinMax
 from rosu_llm.geometry.methods.orthograd import OrthoGrad
 from rosu_llm.geometry.methods.pcgrad import Blur, PCGrad, PCGradConflict
 from rosu_llm.geometry.methods.sam_npo import SharpnessAware
-from rosu_llm.geometry.subspace import Protection
+from rosu_llm.geometry.methods.single_gradient import FineTune, NegativeGradient
+from rosu_llm.geometry.methods.uam import Uam, UamReflected, UamRelaxed
 
 
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        ("rosu", Rosu("relaxed", Stabilizer(1e-8, "absolute"), 1e-6)),
-        ("minmax", MinMax("relaxed", 1e-6)),
-        ("uam", Uam("none", 1e-6)),
-        ("uam_relaxed", UamRelaxed("relaxed", 1e-6)),
-        ("uam_reflected", UamReflected("none", 1e-6, 2.0)),
-        ("pcgrad", PCGrad(1.0, 1.0)),
-        ("pcgrad_conflict", PCGradConflict(1.0, 1.0)),
-        ("blur", Blur(1.0, 1.0)),
-        ("sam_npo", SharpnessAware(1.0, 1.0, 1e-6)),
-        ("orthograd", OrthoGrad(Protection(8, mean=False), 0.5)),
-        ("gu", GU(Protection(8, mean=False), "euclidean")),
-        ("graddiff", GradDiff(1.0, 1.0)),
+        ("rosu", Rosu(jacobian="relaxed", tau=1e-8, tau_mode="absolute", eps_q=1e-6)),
+        ("minmax", MinMax(jacobian="relaxed", eps_q=1e-6)),
+        ("uam", Uam(eps_q=1e-6)),
+        ("uam_relaxed", UamRelaxed(eps_q=1e-6)),
+        ("uam_reflected", UamReflected(eps_q=1e-6, reflection=2.0)),
+        ("pcgrad", PCGrad(forget_weight=1.0, retain_weight=1.0)),
+        ("pcgrad_conflict", PCGradConflict(forget_weight=1.0, retain_weight=1.0)),
+        ("blur", Blur(forget_weight=1.0, retain_weight=1.0)),
+        ("sam_npo", SharpnessAware(forget_weight=1.0, retain_weight=1.0, eps_q=1e-6)),
+        ("orthograd", OrthoGrad(protect_rank=None, include_mean=False, orthograd_alpha=0.5)),
+        ("gu", GU(protect_rank=None, include_mean=False, metric="euclidean")),
+        ("graddiff", GradDiff(forget_weight=1.0, retain_weight=1.0)),
         ("ft", FineTune()),
         ("ng", NegativeGradient()),
     ],
 )
-def test_defaults_are_those_of_the_paper(method: str, expected: Rule) -> None:
+def test_defaults_are_those_of_the_paper(method: str, expected: BaseRule) -> None:
     """τ = 10⁻⁸, ε_q = 10⁻⁶, relaxed Jacobian, unit weights."""
     built = build_rule(method)
     assert built == expected
@@ -53,14 +54,18 @@ def test_every_method_is_covered_here() -> None:
 def test_options_reach_the_rule() -> None:
     """Each option ends up where it belongs."""
     rosu = build_rule("rosu", jacobian="none", tau=0.5, tau_mode="relative", eps_q=0.25)
-    assert rosu == Rosu("none", Stabilizer(0.5, "relative"), 0.25)
-    assert build_rule("minmax", jacobian="none", eps_q=0.25) == MinMax("none", 0.25)
+    assert rosu == Rosu(jacobian="none", tau=0.5, tau_mode="relative", eps_q=0.25)
+    assert build_rule("minmax", jacobian="none", eps_q=0.25) == MinMax(jacobian="none", eps_q=0.25)
     assert build_rule("uam", eps_q=0.25) == Uam(eps_q=0.25)
     assert build_rule("uam_reflected", reflection=1.0) == UamReflected(reflection=1.0)
-    assert build_rule("sam_npo", forget_weight=2.0, retain_weight=3.0, eps_q=0.25) == SharpnessAware(2.0, 3.0, 0.25)
-    for name, rule in (("pcgrad", PCGrad), ("pcgrad_conflict", PCGradConflict), ("blur", Blur)):
-        assert build_rule(name, forget_weight=2.0, retain_weight=3.0) == rule(2.0, 3.0)
-    assert build_rule("graddiff", forget_weight=2.0, retain_weight=3.0) == GradDiff(2.0, 3.0)
+    weighted = {"forget_weight": 2.0, "retain_weight": 3.0, "eps_q": 0.25}
+    assert build_rule("sam_npo", **weighted) == SharpnessAware(**weighted)
+    weights = {"forget_weight": 2.0, "retain_weight": 3.0}
+    for name, rule in (("pcgrad", PCGrad), ("pcgrad_conflict", PCGradConflict), ("blur", Blur), ("graddiff", GradDiff)):
+        assert build_rule(name, **weights) == rule(**weights)
+    assert build_rule("graddiff", forget_weight=2.0, retain_weight=3.0) == GradDiff(
+        forget_weight=2.0, retain_weight=3.0
+    )
 
 
 def test_what_rosu_asks_of_the_engine() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rosu_llm.geometry import Rule, build_rule
+from rosu_llm.geometry import BaseRule, build_rule
 
 from .problems import (
     EPS,
@@ -41,7 +41,7 @@ class Scene:
         """L_r(w + δ) − L_r(w)."""
         return self.loss(self.w + delta) - self.loss(self.w)
 
-    def perturbation(self, rule: Rule, rho: float) -> Dense:
+    def perturbation(self, rule: BaseRule, rho: float) -> Dense:
         return dense(rule.inner(gram_of(self.pair.vectors), rho).delta, self.pair.vectors)
 
     def rounding(self, rho: float) -> float:

@@ -1,4 +1,4 @@
-"""pull_scale: clip((L_target − L_forget)/margin, 0, 1), an addition to the paper."""
+"""pull_factor: clip((L_target − L_forget)/margin, 0, 1), an addition to the paper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rosu_llm.step.calibration import pull_scale
+from rosu_llm.step.calibration import pull_factor
 from tests.geometry.problems import bounded
 
 losses = st.floats(-1e3, 1e3)
@@ -17,7 +17,7 @@ margins = st.floats(1e-3, 1e3)
 @given(losses, losses, margins)
 def test_scale_is_the_clipped_gap(target: float, forget: float, margin: float) -> None:
     """0 from the target upwards, 1 a margin below it, linear in between."""
-    scale = pull_scale(target, forget, margin)
+    scale = pull_factor(target, forget, margin)
     if forget >= target:
         assert scale == 0.0
     elif target - forget >= margin:
@@ -31,7 +31,7 @@ def test_scale_is_the_clipped_gap(target: float, forget: float, margin: float) -
 def test_scale_falls_as_the_forget_loss_rises(target: float, one: float, other: float, margin: float) -> None:
     """The higher the forget loss the weaker the pull."""
     low, high = sorted((one, other))
-    assert pull_scale(target, high, margin) <= pull_scale(target, low, margin)
+    assert pull_factor(target, high, margin) <= pull_factor(target, low, margin)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_scale_falls_as_the_forget_loss_rises(target: float, one: float, other: 
 )
 def test_scale_at_known_losses(forget: float, expected: float) -> None:
     """Target 2, margin 1: full at 1, half at 1.5, none at 2; exact in binary."""
-    assert pull_scale(2.0, forget, 1.0) == expected
+    assert pull_factor(2.0, forget, 1.0) == expected
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
 def test_a_broken_estimate_never_pulls(broken: float) -> None:
     """NaN or infinity on either side gives 0."""
-    assert pull_scale(broken, 1.0, 1.0) == 0.0
-    assert pull_scale(1.0, broken, 1.0) == 0.0
-    assert pull_scale(broken, broken, 1.0) == 0.0
+    assert pull_factor(broken, 1.0, 1.0) == 0.0
+    assert pull_factor(1.0, broken, 1.0) == 0.0
+    assert pull_factor(broken, broken, 1.0) == 0.0

@@ -15,6 +15,8 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from rosu_llm import MethodArguments, ROSUConfig
 from rosu_llm.errors import ConfigError, RosuError
+from rosu_llm.geometry import METHODS, Gram
+from rosu_llm.geometry.methods.registry import OPTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -191,3 +193,27 @@ def test_transformers_own_parser_reads_the_settings(tmp_path: Path) -> None:
     assert (config.rho, config.beta, config.calibrate) == (0.3, "tied", "off")
     config = HfArgumentParser(ROSUConfig).parse_args_into_dataclasses([*flags[:2], "--beta", "0.25"])[0]
     assert config.beta == 0.25
+
+
+def test_every_option_of_a_method_is_a_setting_with_its_default_and_words() -> None:
+    """A method's file is the only place that says what its options are; the configuration repeats none of it."""
+    settings = {f.name: f for f in dataclasses.fields(MethodArguments)}
+    for name, declared in OPTIONS.items():
+        assert settings[name].default == declared.default
+        assert settings[name].metadata["help"] == declared.metadata["help"]
+    for method, rule in METHODS.items():
+        for name, declared in rule.options().items():
+            assert declared.default == OPTIONS[name].default, f"{method} has another default for {name}"
+
+
+@pytest.mark.parametrize(("fallback", "falls_back"), [("residue", True), ("paper", False)])
+def test_the_papers_own_fallback_can_be_chosen(fallback: str, falls_back: bool) -> None:
+    """f parallel to r leaves nothing but τ's residue: Algorithm 1 to the letter goes on, the default does not."""
+    rule = MethodArguments(fallback=fallback).rule()
+    gram = Gram({("f", "f"): 1e6, ("f", "r"): 1.0, ("r", "r"): 1e-6})
+    assert rule.inner(gram, 0.4).fallback is falls_back
+
+
+def test_fallback_is_rosus_alone() -> None:
+    with pytest.raises(ConfigError, match=r"fallback='paper' does nothing for method='graddiff'.* use one of rosu\."):
+        MethodArguments(method="graddiff", fallback="paper").check_method()

@@ -92,11 +92,10 @@ def test_logged_values_are_means_since_the_last_log(tmp_path: Path) -> None:
         ("adafactor", "tied", "matched"),
     ],
 )
-def test_auto_amplification(tmp_path: Path, optim: str, beta: Any, mode: str) -> None:
-    t = trainer(tmp_path, optim=optim, beta=beta, max_steps=1)
-    t.train()
-    assert t._amplifier is not None
-    assert t._amplifier.mode == mode
+def test_auto_amplification(tmp_path: Path, optim: str, beta: Any, mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "rosu_llm"):
+        trainer(tmp_path, optim=optim, beta=beta, max_steps=1).train()
+    assert f"amplify=auto resolves to {mode}" in caplog.text
 
 
 def test_a_negligible_pull_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -361,7 +360,7 @@ def test_the_pair_of_an_epoch_is_seen_by_the_data_set(tmp_path: Path) -> None:
 def test_memory_is_given_back_after_training(tmp_path: Path) -> None:
     t = trainer(tmp_path, max_steps=1)
     t.train()
-    assert t._engine is None
+    assert t._step is None
     assert t.optimizer is not None
     assert t.preflight is not None
     assert "3 forward+backward passes" in t.preflight.line()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...data.pairing import ForgetRetainCollator
 from ...errors import NonFiniteError
 from ...geometry import Stabilizer
-from ...space import TensorSpace
+from ...space import ParameterSpace
 from ...space.select import average_over_ranks, layout_name, select_space
 from ...step.replay import RandomState, frozen_statistics
 from ...training.config import MethodArguments
@@ -106,7 +106,7 @@ def measure_coupling(
 
 def measure_windows(
     windows: Windows,
-    space: TensorSpace,
+    space: ParameterSpace,
     settings: MethodArguments,
     *,
     setup: Mapping[str, Any],
@@ -172,7 +172,7 @@ def measure_windows(
 
 
 @contextlib.contextmanager
-def _unchanged(model: nn.Module, space: TensorSpace) -> Iterator[None]:
+def _unchanged(model: nn.Module, space: ParameterSpace) -> Iterator[None]:
     """Mode, ``.grad``, running statistics and random state come out as they went in."""
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(p, p.grad) for p in model.parameters()]

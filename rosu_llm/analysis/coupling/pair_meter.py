@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import NonFiniteError
 from ...geometry import F, Gram, Inner, R, Rosu, Stabilizer, coupling
 from ...geometry.methods.minmax import MinMax
-from ...space import TensorSpace
+from ...space import ParameterSpace
 from ...space.parts import part_products
 from ...step import Closure
 from ...step.replay import RandomState
@@ -46,7 +46,7 @@ class PairMeter:
 
     def __init__(
         self,
-        space: TensorSpace,
+        space: ParameterSpace,
         layout: Layout,
         rhos: Sequence[float],
         *,
@@ -60,7 +60,7 @@ class PairMeter:
         self._stabilizer = stabilizer
         self._rules: dict[str, MinMax | Rosu] = {
             "standard": MinMax(eps_q=eps_q),
-            "neutral": Rosu(stabilizer=stabilizer, eps_q=eps_q),
+            "neutral": Rosu(tau=stabilizer.tau, tau_mode=stabilizer.mode, eps_q=eps_q),
         }
         self._random = RandomState.now(devices)
         self._mean = mean_over_ranks

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import DataError
 from ...geometry import Gram
-from ...space import TensorSpace
+from ...space import ParameterSpace
 from .pairs import G, Indices, check_full
 
 Progress = Callable[[str, int, int], None]
@@ -71,7 +71,7 @@ class Recomputed:
     """
 
     def __init__(
-        self, space: TensorSpace, parts: Mapping[str, Part], *, micro_batch: int, rank: int = 0, world: int = 1
+        self, space: ParameterSpace, parts: Mapping[str, Part], *, micro_batch: int, rank: int = 0, world: int = 1
     ) -> None:
         self._space, self._parts, self._micro = space, parts, micro_batch
         self._rank, self._world = rank, world

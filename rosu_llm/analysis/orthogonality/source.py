@@ -13,7 +13,7 @@ import torch
 
 from ...errors import ConfigError, unknown
 from ...losses import COUNT
-from ...space import LocalSpace, TensorSpace
+from ...space import LocalSpace, ParameterSpace
 from ...training.trainer import ROSUMixin
 from .gradients import PairSource, Part, Progress, Recomputed
 from .per_sample import PerSample, gram_matrix, load_matrix, needed_bytes, sample_gradients, save_matrix
@@ -41,7 +41,7 @@ class TrainerGradients:
 
     def __init__(self, trainer: ROSUMixin, samples: Mapping[str, Sequence[Any]], progress: Progress) -> None:
         self._trainer, self._samples, self._progress = trainer, samples, progress
-        self._space: TensorSpace = trainer.parameter_space()
+        self._space: ParameterSpace = trainer.parameter_space()
 
     def route(self, wanted: str, begun: str | None) -> str:
         """``per_sample`` or ``recompute``; an audit that has ``begun`` goes on by its route unless told otherwise."""

@@ -1,18 +1,22 @@
 """What a method is: which gradients it needs, where it perturbs, how it combines them.
 
-A rule sees names and inner products only. The step engine runs the passes a rule asks for and hands
-it their Gram matrix; the rule answers with coefficients. A new method is one file here and one line
-in :mod:`rosu_llm.geometry.methods.registry`.
+A rule sees names and inner products only. The step engine runs the passes a rule asks for and hands it their Gram
+matrix; the rule answers with coefficients. A new method is one file here, which declares its options and their
+defaults, and one line in :mod:`rosu_llm.geometry.methods.registry`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import Field, dataclass, field, fields
+from math import isfinite
+from typing import Any, ClassVar
 
+from ...errors import ConfigError
 from ..gram import Gram
-from ..subspace import Subspace
+from ..projection import Stabilizer
+from ..subspace import Protection, Subspace
 from ..vector import Vector
 
 
@@ -26,7 +30,7 @@ class Inner:
         alpha: ρ over that norm, the weight of the Jacobian correction; 0 at a fallback.
         fallback: the direction was too small to be trusted; no perturbation, no amplification.
         precise: δ is a small difference of large gradients; form it in float64.
-        through: what to hand to the optimizer in place of δ, where the optimizer's own metric turns it into δ.
+        optimizer_input: what to hand to the optimizer in place of δ, where its preconditioner turns that into δ.
     """
 
     delta: Vector
@@ -34,64 +38,148 @@ class Inner:
     alpha: float
     fallback: bool = False
     precise: bool = False
-    through: Vector | None = None
+    optimizer_input: Vector | None = None
+
+    @staticmethod
+    def fall_back(direction_norm: float) -> Inner:
+        """No perturbation: the step is plain retain descent."""
+        return Inner(Vector(), direction_norm, alpha=0.0, fallback=True)
 
 
-class Rule(Protocol):
-    """A method of the family, as coefficients over captured gradients."""
+def option(default: Any, description: str, *, exclusive: bool = False) -> Any:
+    """A field of a rule that users can set; its name, default and description are those of the setting.
 
-    @property
-    def passes(self) -> tuple[str, ...]:
-        """Losses whose gradient at w is needed, in the order they run: ``forget``, ``retain``."""
+    ``exclusive``: refused for methods that do not have it, since it would silently do nothing there.
+    """
+    return field(default=default, metadata={"help": description, "exclusive": exclusive})
 
-    @property
-    def perturbs(self) -> bool:
-        """Whether a further pass at w+δ follows."""
 
-    @property
-    def surrogate(self) -> str:
-        """Whose loss that pass takes: ``retain``, or ``forget``."""
+class BaseRule(ABC):
+    """A method of the family, as coefficients over captured gradients; a subclass overrides what differs."""
+
+    #: Losses whose gradient at w is needed, in the order they run.
+    passes: ClassVar[tuple[str, ...]] = ("forget", "retain")
+    #: Whether a further pass at w+δ follows, and whose loss it takes.
+    perturbs: ClassVar[bool] = False
+    surrogate: ClassVar[str] = "retain"
+    #: ``euclidean``, or ``adam``: the Gram matrix then comes with its ``dual``, once the optimizer has state.
+    metric: str = "euclidean"
+
+    def __post_init__(self) -> None:
+        """Check the options; subclasses add their own checks."""
+        return
+
+    @classmethod
+    def build(cls, **options: Any) -> BaseRule:
+        """The rule for these options; a method whose options select between classes overrides this."""
+        return cls(**options)
+
+    @classmethod
+    def options(cls) -> dict[str, Field[Any]]:
+        """The settings that the rule declares, by name."""
+        return {f.name: f for f in fields(cls) if "exclusive" in f.metadata}  # type: ignore[arg-type]
 
     @property
     def pulls(self) -> bool:
         """Whether the weights are also moved along βδ (the paper's amplification)."""
+        return False
 
     @property
     def samples(self) -> int:
         """How many per-sample retain gradients are wanted besides (``r1``, ``r2``, …); windows may hold fewer."""
+        return 0
 
     @property
-    def metric(self) -> str:
-        """``euclidean``, or ``adam``: the Gram matrix then comes with its ``dual``, once the optimizer has state."""
+    def needs_hessian(self) -> bool:
+        """Whether Hessian-vector products are needed."""
+        return False
+
+    @property
+    def stabilizer(self) -> Stabilizer | None:
+        """τ of the projection onto the mean retain gradient, for rules that have one."""
+        return None
 
     def protected(self, gram: Gram) -> Subspace | None:
         """The span of the retain gradients that are protected, for rules with ``samples``."""
+        return None
 
     def precondition(self, gram: Gram) -> Vector | None:
-        """The vector q whose D⁻¹ q is to be captured as ``p`` before :meth:`inner`. Asked only where D is known."""
+        """The vector q whose D⁻¹q is to be captured before :meth:`inner`. Asked only where D is known."""
+        return None
 
     def inner(self, gram: Gram, rho: float) -> Inner:
         """δ from the Gram matrix of the gradients at w. Called only if ``perturbs``."""
+        raise TypeError(f"{type(self).__name__} has no surrogate point")
 
-    @property
-    def curves(self) -> bool:
-        """Whether Hessian-vector products are needed (captured as ``hf`` and ``hr``)."""
+    def hessian_directions(self, gram: Gram, inner: Inner) -> Mapping[str, Vector]:
+        """Loss → the vector to multiply by its Hessian at w, after all passes. Called only if ``needs_hessian``."""
+        return {}
 
-    def curvature(self, gram: Gram, inner: Inner) -> Mapping[str, Vector]:
-        """The vectors to multiply by the Hessian of each loss at w, after all passes. Called only if ``curves``."""
-
+    @abstractmethod
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
         """The descent gradient v, from the Gram matrix of all captured gradients."""
 
 
-class Simple:
-    """What most rules answer: no per-sample gradients, the Euclidean metric."""
+@dataclass(frozen=True, kw_only=True)
+class Surrogate(BaseRule):
+    """A rule with a perturbation, which is not trusted where its direction is too short."""
 
-    samples = 0
-    metric = "euclidean"
+    eps_q: float = option(1e-6, "‖q‖ at or below which a step is plain retain descent.")
 
-    def protected(self, gram: Gram) -> Subspace | None:
-        return None
+    perturbs = True
 
-    def precondition(self, gram: Gram) -> Vector | None:
-        return None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.eps_q >= 0.0 and isfinite(self.eps_q)):
+            raise ConfigError(f"eps_q={self.eps_q!r} is no threshold for a norm: give a number ≥ 0, e.g. 1e-6.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(BaseRule):
+    """A rule with a weight for each gradient, λ_f and λ_r."""
+
+    forget_weight: float = option(1.0, "λ_f of graddiff, pcgrad, blur, sam_npo, torchjd.")
+    retain_weight: float = option(1.0, "λ_r of the same.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("forget_weight", "retain_weight"):
+            if not getattr(self, name) >= 0.0:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a number ≥ 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protecting(BaseRule):
+    """A rule that protects the gradients of k sampled retain examples."""
+
+    #: k where ``protect_rank`` is not given.
+    default_rank: ClassVar[int] = 8
+
+    protect_rank: int | None = option(
+        None,
+        "Protected retain directions: 1 is the mean (rosu's default), k ≥ 2 are k sampled examples.",
+        exclusive=True,
+    )
+    include_mean: bool = option(False, "Protect the mean retain gradient besides the sampled ones.", exclusive=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ConfigError(f"protect_rank={self.rank!r} is no number of retain directions: give a whole number ≥ 1.")
+
+    @property
+    def rank(self) -> int:
+        """k."""
+        return self.default_rank if self.protect_rank is None else self.protect_rank
+
+    @property
+    def protection(self) -> Protection:
+        """Which retain gradients span the protected subspace."""
+        return Protection(self.rank, self.include_mean)
+
+    @property
+    def samples(self) -> int:
+        return self.protection.samples
+
+    def protected(self, gram: Gram) -> Subspace:
+        return self.protection.span(gram.dual or gram)

@@ -11,32 +11,17 @@ forget part, D⁻¹(I − P_T) f, is neutral for every sampled retain gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..gram import Gram
-from ..subspace import Protection, Subspace
 from ..vector import F, R, Vector
-from .base import Inner
-from .descent import Descent
-from .rosu_subspace import check_metric
+from .base import Inner, Protecting
+from .metric import InMetric
 
 
-@dataclass(frozen=True)
-class GU(Descent):
+@dataclass(frozen=True, kw_only=True)
+class GU(Protecting, InMetric):
     """v = P_T r − (I − P_T) f."""
-
-    protection: Protection = field(default_factory=lambda: Protection(8, mean=False))
-    metric: str = "euclidean"
-
-    def __post_init__(self) -> None:
-        check_metric(self.metric)
-
-    @property
-    def samples(self) -> int:  # type: ignore[override]
-        return self.protection.samples
-
-    def protected(self, gram: Gram) -> Subspace:
-        return self.protection.span(gram.dual or gram)
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
         span = self.protected(gram)

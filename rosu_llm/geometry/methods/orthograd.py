@@ -6,33 +6,27 @@ PCGrad protects the mean retain gradient, whose per-sample parts may cancel, thi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...errors import ConfigError
 from ..gram import Gram
-from ..subspace import Protection, Subspace
 from ..vector import F, R, Vector
-from .base import Inner
-from .descent import Descent
+from .base import Inner, Protecting, option
 
 
-@dataclass(frozen=True)
-class OrthoGrad(Descent):
+@dataclass(frozen=True, kw_only=True)
+class OrthoGrad(Protecting):
     """v = α r − (1 − α)(f − Q Qᵀ f)."""
 
-    protection: Protection = field(default_factory=lambda: Protection(8, mean=False))
-    alpha: float = 0.5
+    orthograd_alpha: float = option(0.5, "orthograd: weight α of r; 1 − α on the forget part.")
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.alpha <= 1.0:
-            raise ConfigError(f"orthograd_alpha={self.alpha!r} must lie between 0 (forget only) and 1 (retain only).")
-
-    @property
-    def samples(self) -> int:  # type: ignore[override]
-        return self.protection.samples
-
-    def protected(self, gram: Gram) -> Subspace:
-        return self.protection.span(gram)
+        super().__post_init__()
+        if not 0.0 <= self.orthograd_alpha <= 1.0:
+            raise ConfigError(
+                f"orthograd_alpha={self.orthograd_alpha!r} must lie between 0 (forget only) and 1 (retain only)."
+            )
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
-        return self.alpha * R - (1.0 - self.alpha) * self.protected(gram).without(F)
+        alpha = self.orthograd_alpha
+        return alpha * R - (1.0 - alpha) * self.protected(gram).without(F)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from ..gram import Gram
 from ..vector import F, R, Vector
-from .base import Inner
-from .descent import Weighted
+from .base import Inner, Weighted
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PCGrad(Weighted):
     """v = λ_r r − λ_f q, q = f − ⟨f,r⟩/‖r‖² r: the paper's form, which always projects (App. B, λ_pc = λ_f)."""
 
@@ -22,7 +21,7 @@ class PCGrad(Weighted):
         return self.retain_weight * R - self.forget_weight * _without(F, R, gram)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PCGradConflict(Weighted):
     """The original (Yu et al., 2020): the tasks −L_f and L_r project each other, and only where they conflict.
 
@@ -35,7 +34,7 @@ class PCGradConflict(Weighted):
         return self.retain_weight * _without(R, F, gram) - self.forget_weight * _without(F, R, gram)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Blur(Weighted):
     """v = λ_r (r − P_f r) − λ_f f: forgetting comes first, and retention may use only what is orthogonal to it.
 

@@ -8,57 +8,59 @@ relaxed Jacobian (Lemma 1): v = [I + (ρ/‖q‖)(I − P_r − P_⊥)] s.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import isfinite, sqrt
+from dataclasses import dataclass
+from math import sqrt
 
-from ...errors import ConfigError, unknown
+from ...errors import unknown
 from .. import curvature
 from ..gram import Gram
 from ..projection import Stabilizer, retain_orthogonal
 from ..vector import F, R, S, Vector
-from .base import Inner, Simple
+from .base import Inner, Surrogate, option
 
 JACOBIANS = ("relaxed", "none", *curvature.MODES)
 COMPONENTS = ("full", "delta_only", "v_only")
+FALLBACKS = ("residue", "paper")
 
 
-def check_threshold(eps_q: float) -> None:
-    """ε_q must be a finite number ≥ 0."""
-    if not (eps_q >= 0.0 and isfinite(eps_q)):
-        raise ConfigError(f"eps_q={eps_q!r} is no threshold for a norm: give a number ≥ 0, e.g. 1e-6.")
-
-
-@dataclass(frozen=True)
-class Rosu(Simple):
+@dataclass(frozen=True, kw_only=True)
+class Rosu(Surrogate):
     """Retain-orthogonal surrogate unlearning.
 
     Args:
         jacobian: ``relaxed`` (Algorithm 1), ``none`` (Algorithm 2, the zero-order variant: v = s), or with Hessians
             ``exact``, ``no_a1``, ``no_a2`` (:mod:`rosu_llm.geometry.curvature`).
-        stabilizer: τ of the projection.
-        eps_q: ‖q_τ‖ at or below which the step falls back to plain retain descent (Lemma 5). It also falls
-            back where q_τ is mostly the residue of τ along r, which the paper leaves open.
-        literal: fall back on ε_q alone, as Algorithm 1 is written.
+        tau, tau_mode: τ of the projection.
+        eps_q: ‖q_τ‖ at or below which the step falls back to plain retain descent (Lemma 5).
+        fallback: ``paper`` falls back on ε_q alone, as Algorithm 1 is written; ``residue`` also where q_τ is mostly
+            what τ leaves of the retain direction, which the paper leaves open.
         components: ``full`` (w + βδ − ηv), or one of its two terms for the ablation: ``delta_only`` (w + βδ),
             ``v_only`` (w − ηv).
     """
 
-    jacobian: str = "relaxed"
-    stabilizer: Stabilizer = field(default_factory=Stabilizer)
-    eps_q: float = 1e-6
-    literal: bool = False
-    components: str = "full"
-
-    passes = ("forget", "retain")
-    perturbs = True
-    surrogate = "retain"
+    jacobian: str = option(
+        "relaxed", "Outer gradient: relaxed (Alg. 1), none (Alg. 2); with Hessians: exact, no_a1, no_a2."
+    )
+    components: str = option("full", "Terms of the update: full, delta_only (βδ) or v_only (−ηv), for ablations.")
+    tau: float = option(1e-8, "Stabiliser τ of the projection.")
+    tau_mode: str = option("absolute", "τ absolute as in the paper, or relative to ‖r‖².")
+    fallback: str = option(
+        "residue",
+        "When rosu takes a plain retain step: paper (‖q‖ ≤ eps_q alone), or residue (also where q is mostly what τ "
+        "leaves of the retain gradient).",
+        exclusive=True,
+    )
 
     def __post_init__(self) -> None:
-        if self.jacobian not in JACOBIANS:
-            raise unknown("jacobian", self.jacobian, JACOBIANS)
-        if self.components not in COMPONENTS:
-            raise unknown("components", self.components, COMPONENTS)
-        check_threshold(self.eps_q)
+        super().__post_init__()
+        for name, known in (("jacobian", JACOBIANS), ("components", COMPONENTS), ("fallback", FALLBACKS)):
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
+        _ = self.stabilizer  # checks τ
+
+    @property
+    def stabilizer(self) -> Stabilizer:
+        return Stabilizer(self.tau, self.tau_mode)
 
     @property
     def pulls(self) -> bool:
@@ -67,8 +69,8 @@ class Rosu(Simple):
     def inner(self, gram: Gram, rho: float) -> Inner:
         q = retain_orthogonal(F, gram, self.stabilizer)
         q_norm = gram.norm(q)
-        if q_norm <= self.eps_q or (not self.literal and self._all_residue(gram, q_norm)):
-            return Inner(Vector(), q_norm, alpha=0.0, fallback=True)
+        if q_norm <= self.eps_q or (self.fallback == "residue" and self._all_residue(gram, q_norm)):
+            return Inner.fall_back(q_norm)
         alpha = rho / q_norm
         return Inner(alpha * q, q_norm, alpha, precise=gram.cancels(q))
 
@@ -87,10 +89,10 @@ class Rosu(Simple):
         return along > sqrt(0.5) * q_norm
 
     @property
-    def curves(self) -> bool:
+    def needs_hessian(self) -> bool:
         return self.jacobian in curvature.MODES and self.components != "delta_only"
 
-    def curvature(self, gram: Gram, inner: Inner) -> Mapping[str, Vector]:
+    def hessian_directions(self, gram: Gram, inner: Inner) -> Mapping[str, Vector]:
         return curvature.needed(self.jacobian, curvature.directions(gram, inner, self.stabilizer))
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
@@ -100,7 +102,7 @@ class Rosu(Simple):
             return R
         if self.jacobian == "none":
             return S
-        if self.curves:
+        if self.needs_hessian:
             return curvature.outer(self.jacobian, inner.alpha, curvature.directions(gram, inner, self.stabilizer))
         u = inner.delta / (inner.alpha * inner.direction_norm)
         c1 = gram(R, S) / self.stabilizer.denominator(gram(R, R))

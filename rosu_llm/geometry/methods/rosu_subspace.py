@@ -16,54 +16,58 @@ optimizer has no second moments (the first step), D = I.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from ...errors import ConfigError, unknown
+from ...errors import ConfigError
 from .. import curvature
 from ..gram import Gram
 from ..projection import Stabilizer
-from ..subspace import CUTOFF, Protection, Subspace
-from ..vector import F, R, S, Vector
-from .base import Inner
+from ..subspace import CUTOFF, Protection
+from ..vector import F, P, R, S, Vector
+from .base import BaseRule, Inner, Protecting
+from .metric import InMetric
 from .rosu import Rosu
 
-METRICS = ("euclidean", "adam")
 
-#: D⁻¹ q, once computed.
-P = Vector.named("p")
-
-
-@dataclass(frozen=True)
-class SubspaceRosu(Rosu):
+@dataclass(frozen=True, kw_only=True)
+class SubspaceRosu(Rosu, Protecting, InMetric):
     """δ = ρ D⁻¹q/‖D⁻¹q‖ with q = (I − P_U) f; D = I in the Euclidean metric.
 
-    Args:
-        protection: which retain gradients span U.
-        metric: ``euclidean`` or ``adam``.
-
-    There is no τ: dependent directions are dropped instead. A step falls back to plain retain descent also where f
-    lies in the span by the same criterion.
+    There is no τ: dependent directions are dropped instead. With ``fallback="residue"`` a step falls back to plain
+    retain descent also where f lies in the span by the same criterion.
     """
 
-    stabilizer: Stabilizer = field(default_factory=lambda: Stabilizer(0.0))
-    protection: Protection = field(default_factory=Protection)
-    metric: str = "euclidean"
+    default_rank = 1
+
+    @classmethod
+    def build(cls, **options: Any) -> BaseRule:
+        """Rank one in the Euclidean metric is Algorithm 1: the mean retain gradient, stabilised by τ."""
+        rule = cls(**options)
+        if not rule.is_rank_one:
+            return rule
+        return Rosu(**{name: value for name, value in options.items() if name in Rosu.options()})
+
+    @property
+    def is_rank_one(self) -> bool:
+        """Whether one direction is protected, in the Euclidean metric."""
+        return self.rank == 1 and self.metric == "euclidean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_metric(self.metric)
-        if self.jacobian in curvature.MODES:
+        if not self.is_rank_one and self.jacobian in curvature.MODES:
             raise ConfigError(
                 f"jacobian={self.jacobian!r} is derived for one protected direction in the Euclidean metric: use "
                 "jacobian='relaxed' or 'none' with protect_rank > 1 or metric='adam'."
             )
 
     @property
-    def samples(self) -> int:  # type: ignore[override]
-        return self.protection.samples
+    def stabilizer(self) -> Stabilizer:
+        return Stabilizer(0.0)
 
-    def protected(self, gram: Gram) -> Subspace:
-        return self.protection.span(gram.dual or gram)
+    @property
+    def protection(self) -> Protection:
+        return Protection(self.rank, self.include_mean) if self.rank > 1 else Protection()
 
     def precondition(self, gram: Gram) -> Vector | None:
         return None if gram.dual is None else self.protected(gram).without(F)
@@ -73,11 +77,12 @@ class SubspaceRosu(Rosu):
         q = self.protected(gram).without(F)
         direction = q if gram.dual is None else P
         norm = gram.norm(direction)
-        if gram.norm(q) <= self.eps_q or inside.squared_norm(q) <= CUTOFF * inside.squared_norm(F):
-            return Inner(Vector(), norm, alpha=0.0, fallback=True)
+        in_span = inside.squared_norm(q) <= CUTOFF * inside.squared_norm(F)
+        if gram.norm(q) <= self.eps_q or (self.fallback == "residue" and in_span):
+            return Inner.fall_back(norm)
         alpha = rho / norm
-        through = None if gram.dual is None else (rho / gram.norm(q)) * q
-        return Inner(alpha * direction, norm, alpha, precise=gram.cancels(q), through=through)
+        optimizer_input = None if gram.dual is None else (rho / gram.norm(q)) * q
+        return Inner(alpha * direction, norm, alpha, precise=gram.cancels(q), optimizer_input=optimizer_input)
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:
         if self.components == "delta_only":
@@ -90,9 +95,3 @@ class SubspaceRosu(Rosu):
         q = span.without(F)
         along = inside.dot(q, S) / inside.squared_norm(q)
         return S + inner.alpha * (span.without(S, exact=False) - along * q)
-
-
-def check_metric(metric: str) -> None:
-    """One of the known metrics."""
-    if metric not in METRICS:
-        raise unknown("metric", metric, METRICS)

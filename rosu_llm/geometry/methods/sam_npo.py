@@ -10,28 +10,19 @@ from dataclasses import dataclass
 
 from ..gram import Gram
 from ..vector import F, R, S, Vector
-from .base import Inner
-from .descent import Weighted
-from .rosu import check_threshold
+from .base import Inner, Surrogate, Weighted
 
 
-@dataclass(frozen=True)
-class SharpnessAware(Weighted):
+@dataclass(frozen=True, kw_only=True)
+class SharpnessAware(Surrogate, Weighted):
     """v = λ_r r − λ_f ∇L_f(w − ρ f/‖f‖)."""
 
-    eps_q: float = 1e-6
-
-    perturbs = True
     surrogate = "forget"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_threshold(self.eps_q)
 
     def inner(self, gram: Gram, rho: float) -> Inner:
         norm = gram.norm(F)
         if norm <= self.eps_q:
-            return Inner(Vector(), norm, alpha=0.0, fallback=True)
+            return Inner.fall_back(norm)
         return Inner((-rho / norm) * F, norm, rho / norm)
 
     def outer(self, gram: Gram, inner: Inner | None) -> Vector:

@@ -12,8 +12,7 @@ from typing import Any
 from ...errors import ConfigError, unknown
 from ..gram import Gram
 from ..vector import F, R, Vector
-from .base import Inner
-from .descent import Weighted
+from .base import Inner, Weighted
 
 PREFIX = "torchjd."
 
@@ -21,7 +20,7 @@ PREFIX = "torchjd."
 SUPPORTED = ("AlignedMTL", "DualProj", "IMTLG", "MGDA", "Mean", "PCGrad", "Sum", "UPGrad")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TorchJD(Weighted):
     """v = −c₀ λ_f f + c₁ λ_r r, with c from the named weighting."""
 

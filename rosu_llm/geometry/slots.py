@@ -1,0 +1,21 @@
+"""The names under which gradients are captured: a slot is a gradient's name in vectors and Gram matrices."""
+
+from __future__ import annotations
+
+#: ∇L_f(w) and ∇L_r(w).
+FORGET, RETAIN = "f", "r"
+#: The gradient at w+δ: ∇L_r(w+δ), or ∇L_f(w+δ) for rules whose surrogate is the forget loss.
+SURROGATE = "s"
+#: D⁻¹q, where the projection is done in the optimizer's metric.
+PRECONDITIONED = "p"
+#: Hessian-vector products of the two losses.
+FORGET_HESSIAN, RETAIN_HESSIAN = "hf", "hr"
+
+#: Loss → the slot of its gradient at w, and of its Hessian-vector product.
+GRADIENT = {"forget": FORGET, "retain": RETAIN}
+HESSIAN = {"forget": FORGET_HESSIAN, "retain": RETAIN_HESSIAN}
+
+
+def sample_slot(index: int) -> str:
+    """The slot of the gradient of the ``index``-th sampled retain example, counted from 0."""
+    return f"r{index + 1}"
