@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from ..files import write_atomically
-from ..losses import ReferenceLogProbs
 from ..step import Calibration
 from .checkpoints import REFERENCE_FILE, STATE_FILE, last_complete, marked, numpy_state_allowed, rotate, staged
 from .config import MethodArguments
 from .model_card import model_card
+from .references import References
 
 if TYPE_CHECKING:
     from transformers import Trainer as Base
@@ -29,7 +29,7 @@ class Saving(Base):  # type: ignore[misc]
     """Trainer's saving with a marker on unfinished checkpoints, the method's state, and staged model files."""
 
     method_args: MethodArguments
-    _reference_logprobs: ReferenceLogProbs
+    _references: References
     _calibration: Calibration | None
     #: What a checkpoint says about its run, so that resuming can tell whether it is the same one.
     run_settings: Mapping[str, Any] | None = None
@@ -49,8 +49,8 @@ class Saving(Base):  # type: ignore[misc]
             rotate(folder, self._limit, self.state.best_model_checkpoint)
 
     def _save_method(self, folder: Path) -> None:
-        if self._reference_logprobs.values:
-            self._reference_logprobs.save(folder / REFERENCE_FILE)
+        if self._references.logprobs.values:
+            self._references.logprobs.save(folder / REFERENCE_FILE)
         state: dict[str, Any] = {}
         if self._calibration is not None:
             state["calibrate_target"] = self._calibration.target

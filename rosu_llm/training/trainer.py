@@ -25,11 +25,10 @@ from transformers import Trainer, TrainerCallback
 from ..compat import dtype_argument
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
-from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..space import ParameterSpace
 from ..space.select import select_space
 from ..step import Calibration, Closure, Outcome, UnlearningStep, over_steps
-from .checkpoints import REFERENCE_FILE, STATE_FILE, resolve_resume
+from .checkpoints import STATE_FILE, resolve_resume
 from .config import MethodArguments, ROSUConfig
 from .held_out import mean_nll
 from .layout import check_layout, compute_dtype
@@ -37,6 +36,7 @@ from .paired_evaluation import PairedEvaluation
 from .per_sample import Ranks, sample_closures
 from .precision import prepare_precision
 from .preflight import Preflight, preflight
+from .references import References
 from .saving import Saving
 from .window import WindowLoss, check_batch
 
@@ -114,8 +114,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         if hasattr(dataset, "set_epoch"):
             self.add_callback(_EpochPairing(dataset))
 
-        self._reference_logprobs = ReferenceLogProbs()
-        self._reference_model = self._build_reference_model()
+        self._references = References(settings, self.model, self.layout)
         self._calibration = self._build_calibration()
         self._step: UnlearningStep | None = None
         self._pull_hook: Any = None
@@ -157,27 +156,14 @@ class ROSUMixin(PairedEvaluation, Saving):
                 f"× accumulation {steps} × processes {world}): lower protect_rank, or enlarge the window."
             )
 
-    # -- references and calibration -------------------------------------------------------------
+    def _check_indexable(self) -> None:
+        if not hasattr(self.train_dataset, "__getitem__") or not hasattr(self.train_dataset, "__len__"):
+            raise DataError(
+                f"forget_loss={self.method_args.forget_loss!r} computes reference values up front and needs a data set "
+                "with a length; use nll or simnpo for streamed data."
+            )
 
-    def _build_reference_model(self) -> ReferenceModel | None:
-        settings = self.method_args
-        wanting = [role for role in ("forget", "retain") if settings.loss(role).reference == "logits"]
-        if not wanting:
-            return None
-        named = f"{wanting[0]}_loss={getattr(settings, f'{wanting[0]}_loss')!r}"
-        if self.layout in ("fsdp2", "zero") and not hasattr(self.model, "disable_adapter"):
-            raise UnsupportedLayoutError(
-                f"{named} would keep a whole second model on every process, which sharding is meant to avoid: train an "
-                f"adapter (lora_r), or use {wanting[0]}_loss='nll'."
-            )
-        reference = ReferenceModel(self.model)
-        if reference.extra_bytes:
-            logger.warning(
-                "%s keeps a frozen copy of the model (+%.2f GiB); with LoRA there is none.",
-                named,
-                reference.extra_bytes / 2**30,
-            )
-        return reference
+    # -- references and calibration -------------------------------------------------------------
 
     def _build_calibration(self) -> Calibration | None:
         settings = self.method_args
@@ -209,25 +195,6 @@ class ROSUMixin(PairedEvaluation, Saving):
             items = [dataset[i] for i in range(start, min(start + size, len(dataset)))]
             yield self._prepare_inputs(self.data_collator(items))
 
-    def _load_references(self, checkpoint: str | None) -> None:
-        """Reference log-probabilities: from the checkpoint, or later from the initial model."""
-        self._reference_logprobs = ReferenceLogProbs()
-        if self.method_args.loss("forget").reference != "logprobs":
-            return
-        if checkpoint is not None:
-            path = Path(checkpoint) / REFERENCE_FILE
-            if not path.is_file():
-                raise ConfigError(
-                    f"{checkpoint!r} holds no {REFERENCE_FILE}: it was not written by a run with "
-                    f"forget_loss={self.method_args.forget_loss!r}, and the initial model's values cannot be recovered."
-                )
-            self._reference_logprobs = ReferenceLogProbs.load(path)
-        elif not hasattr(self.train_dataset, "__getitem__") or not hasattr(self.train_dataset, "__len__"):
-            raise DataError(
-                f"forget_loss={self.method_args.forget_loss!r} computes reference values up front and needs a data set "
-                "with a length; use nll or simnpo for streamed data."
-            )
-
     def to_device(self, batch: Any) -> Any:
         """A collated batch where the model is."""
         return self._prepare_inputs(batch)
@@ -240,9 +207,8 @@ class ROSUMixin(PairedEvaluation, Saving):
 
     def compute_references(self, model: nn.Module) -> None:
         """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""
-        if self.method_args.loss("forget").reference == "logprobs" and not self._reference_logprobs.values:
-            with self.compute_loss_context_manager():
-                self._reference_logprobs.compute(model, (b["forget"] for b in self._batches(self.train_dataset)))
+        with self.compute_loss_context_manager():
+            self._references.compute(model, lambda: (b["forget"] for b in self._batches(self.train_dataset)))
 
     # -- training -------------------------------------------------------------------------------
 
@@ -251,7 +217,9 @@ class ROSUMixin(PairedEvaluation, Saving):
         checkpoint = resolve_resume(resume_from_checkpoint, self.args.output_dir)
         self._window.clear()
         self._release()
-        self._load_references(checkpoint)
+        self._references.restart(checkpoint)
+        if self._references.needs_logprobs and checkpoint is None:
+            self._check_indexable()
         if checkpoint is not None and self._calibration is not None:
             state = Path(checkpoint) / STATE_FILE
             known = json.loads(state.read_text()) if state.is_file() else {}
@@ -313,15 +281,8 @@ class ROSUMixin(PairedEvaluation, Saving):
         )
 
     def window_loss(self, part: str) -> WindowLoss:
-        spec = self.method_args.loss(part)
-        context = LossContext(
-            options={name: getattr(self.method_args, name, default) for name, default in spec.options.items()},
-            reference_logprobs=self._reference_logprobs,
-            reference_logits=self._reference_model,
-        )
-        return WindowLoss(
-            spec, context, self.method_args.reduction, self.compute_loss_context_manager, self.mean_over_ranks
-        )
+        """How the loss of ``forget`` or ``retain`` is computed over a window."""
+        return self._references.window_loss(part, self.mean_over_ranks, self.compute_loss_context_manager)
 
     def raw_optimizer(self) -> torch.optim.Optimizer:
         # accelerate's and DeepSpeed's wrappers keep what they wrap under this name, and claim to be optimizers too.
@@ -342,8 +303,8 @@ class ROSUMixin(PairedEvaluation, Saving):
         )
 
     def _reference_bytes(self) -> int:
-        """Memory of a frozen copy of the model, where one is kept."""
-        return self._reference_model.extra_bytes if self._reference_model is not None else 0
+        """Memory of what is kept of the initial model."""
+        return self._references.extra_bytes
 
     def _build_step(self, model: nn.Module) -> UnlearningStep:
         settings, optimizer = self.method_args, self.raw_optimizer()

@@ -256,8 +256,8 @@ def test_kl_under_lora_needs_no_copy(tmp_path: Path) -> None:
     lora = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
     t = trainer(tmp_path, retain_loss="kl", peft_config=lora)
     t.train()
-    assert t._reference_model is not None
-    assert t._reference_model.extra_bytes == 0
+    assert t._references.model is not None
+    assert t._references.model.extra_bytes == 0
     assert logs(t)[0]["loss/retain"] == pytest.approx(0.0, abs=1e-6)  # the adapter starts at zero
     assert logs(t)[-1]["loss/retain"] > 1e-5  # well above float32 rounding of a KL, about 1e-8
 

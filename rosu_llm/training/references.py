@@ -1,0 +1,92 @@
+"""What the configured losses need of the initial model, and the losses built with it.
+
+``npo`` needs one log-probability per forget sample, computed before the first step; ``kl`` needs the initial model's
+logits at every step (:mod:`rosu_llm.losses.reference`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import ConfigError, UnsupportedLayoutError
+from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
+from ..losses.registry import Batch
+from .checkpoints import REFERENCE_FILE
+from .config import MethodArguments
+from .window import PARTS, WindowLoss
+
+logger = logging.getLogger(__name__)
+
+
+class References:
+    """The references of one run.
+
+    Args:
+        settings: the losses.
+        model: the initial model.
+        layout: ``local``, ``ddp``, ``fsdp2`` or ``zero``.
+    """
+
+    def __init__(self, settings: MethodArguments, model: nn.Module, layout: str) -> None:
+        self._settings = settings
+        self.logprobs = ReferenceLogProbs()
+        self.model: ReferenceModel | None = None
+        needing = [part for part in PARTS if settings.loss(part).reference == "logits"]
+        if not needing:
+            return
+        named = f"{needing[0]}_loss={getattr(settings, f'{needing[0]}_loss')!r}"
+        if layout in ("fsdp2", "zero") and not hasattr(model, "disable_adapter"):
+            raise UnsupportedLayoutError(
+                f"{named} would keep a whole second model on every process, which sharding is meant to avoid: train an "
+                f"adapter (lora_r), or use {needing[0]}_loss='nll'."
+            )
+        self.model = ReferenceModel(model)
+        if self.extra_bytes:
+            size = self.extra_bytes / 2**30
+            logger.warning("%s keeps a frozen copy of the model (+%.2f GiB); with LoRA there is none.", named, size)
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether the forget loss compares with log-probabilities of the initial model."""
+        return self._settings.loss("forget").reference == "logprobs"
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory of a frozen copy of the model, where one is kept."""
+        return self.model.extra_bytes if self.model is not None else 0
+
+    def restart(self, checkpoint: str | None) -> None:
+        """Forget the log-probabilities, or take those of a checkpoint: the initial model is gone by then."""
+        self.logprobs = ReferenceLogProbs()
+        if checkpoint is None or not self.needs_logprobs:
+            return
+        path = Path(checkpoint) / REFERENCE_FILE
+        if not path.is_file():
+            raise ConfigError(
+                f"{checkpoint!r} holds no {REFERENCE_FILE}: it was not written by a run with "
+                f"forget_loss={self._settings.forget_loss!r}, and the initial model's values cannot be recovered."
+            )
+        self.logprobs = ReferenceLogProbs.load(path)
+
+    def compute(self, model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
+        """The log-probabilities of all forget batches under the weights the model has now, unless they are known."""
+        if self.needs_logprobs and not self.logprobs.values:
+            self.logprobs.compute(model, batches())
+
+    def window_loss(
+        self,
+        part: str,
+        mean_over_ranks: Callable[[Tensor], Tensor],
+        forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> WindowLoss:
+        """The configured loss of ``forget`` or ``retain``, with its options and references."""
+        spec = self._settings.loss(part)
+        options = {name: getattr(self._settings, name, default) for name, default in spec.options.items()}
+        context = LossContext(options=options, reference_logprobs=self.logprobs, reference_logits=self.model)
+        return WindowLoss(spec, context, self._settings.reduction, forward_context, mean_over_ranks)
