@@ -23,7 +23,7 @@ from .memo import FirstLayer, Memo
 
 
 @dataclass(frozen=True)
-class Prepared:
+class BatchActivations:
     """What is computed once per batch.
 
     Attributes:
@@ -44,10 +44,10 @@ class Prepared:
 class Activations(Protocol):
     """h and h₀ at one layer."""
 
-    def prepare(self, batch: Mapping[str, Any]) -> Prepared:
+    def prepare(self, batch: Mapping[str, Any]) -> BatchActivations:
         """The reference activations, and whatever makes :meth:`current` cheap."""
 
-    def current(self, prepared: Prepared) -> Tensor:
+    def current(self, prepared: BatchActivations) -> Tensor:
         """The activations under the weights as they are now; differentiable in the trained ones."""
 
 
@@ -76,7 +76,7 @@ class FastActivations:
         self._first = FirstLayer(layer, trained[0]) if len(trained) == 1 and trained[0] is not layer else None
 
     @torch.no_grad()
-    def prepare(self, batch: Mapping[str, Any]) -> Prepared:
+    def prepare(self, batch: Mapping[str, Any]) -> BatchActivations:
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         inputs: list[Tensor] = []
         outputs: list[Tensor] = []
@@ -104,9 +104,9 @@ class FastActivations:
         finally:
             for hook in hooks:
                 hook.remove()
-        return Prepared(outputs[0], inputs[0], tuple(calls), memo)
+        return BatchActivations(outputs[0], inputs[0], tuple(calls), memo)
 
-    def current(self, prepared: Prepared) -> Tensor:
+    def current(self, prepared: BatchActivations) -> Tensor:
         assert prepared.hidden is not None
         hidden, memo = prepared.hidden, prepared.memo
         for layer, (args, kwargs) in zip(self._suffix, prepared.calls, strict=True):
@@ -129,15 +129,15 @@ class PlainActivations:
         """Memory of the copy."""
         return sum(p.numel() * p.element_size() for p in self._reference.parameters())
 
-    def prepare(self, batch: Mapping[str, Any]) -> Prepared:
+    def prepare(self, batch: Mapping[str, Any]) -> BatchActivations:
         inputs = _inputs(batch)
         device = inputs["input_ids"].device
         if next(self._reference.parameters()).device != device:
             self._reference.to(device)
         with torch.no_grad():
-            return Prepared(self._run(self._reference, inputs), inputs=inputs)
+            return BatchActivations(self._run(self._reference, inputs), inputs=inputs)
 
-    def current(self, prepared: Prepared) -> Tensor:
+    def current(self, prepared: BatchActivations) -> Tensor:
         assert prepared.inputs is not None
         return self._run(self._model, prepared.inputs)
 

@@ -26,7 +26,7 @@ from ..step import Outcome
 from ..training.checkpoints import THETA_FILE, staged
 from ..training.trainer import ROSUMixin
 from ..training.window import PARTS, WindowLoss
-from .activations import Activations, FastActivations, PlainActivations, Prepared, attach_casts
+from .activations import Activations, FastActivations, PlainActivations, BatchActivations, attach_casts
 from .config import RepresentationArguments, RepresentationConfig
 from .files import CheckpointFiles, refuse_held, stored_dtype
 from .loading import load_truncated
@@ -86,7 +86,7 @@ class RepresentationMixin(ROSUMixin):
         self._initial = {name: p.detach().clone() for name, p in self._theta.items()}
         stack = layer_stack(model, settings.layer_stack)
         self._activations = self._build_activations(model, stack, settings)
-        self._prepared: dict[int, Prepared] = {}
+        self._prepared: dict[int, BatchActivations] = {}
         if kwargs.get("data_collator") is None:
             tokenizer = kwargs.get("processing_class", kwargs.get("tokenizer"))
             kwargs["data_collator"] = ForgetRetainCollator(getattr(tokenizer, "pad_token_id", None) or 0)
