@@ -1,10 +1,10 @@
-"""Files that are whole or absent: written beside their destination and renamed."""
+"""Files that are whole or absent: written beside their destination and renamed; and conditions kept in them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +37,25 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}, not an object with named fields.")
     return value
+
+
+def changed_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two sets of conditions, each as ``key was …, now …``; empty if results are comparable.
+
+    Both are compared as JSON reads them back (tuples are lists, keys are text), so that one of them may come from a
+    file. Nested keys are joined by dots. A key that is missing equals one whose value is None.
+    """
+    old, new = (dict(_flat(json.loads(json.dumps(value, default=str)))) for value in (before, now))
+    return [
+        f"{key} was {old.get(key, 'not set')}, now {new.get(key, 'not set')}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            yield from _flat(inner, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", inner
