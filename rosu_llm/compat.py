@@ -1,17 +1,32 @@
-"""What differs between the supported versions of transformers."""
+"""Which versions of the libraries are installed, and what differs between those supported."""
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 
-def dtype_argument(dtype: torch.dtype) -> dict[str, Any]:
-    """The argument of ``from_pretrained`` that sets the type, by the name the installed transformers has for it."""
-    import transformers
+def transformers_is(least: str) -> bool:
+    """Whether the installed transformers is of version ``least`` or newer."""
     from packaging.version import Version
 
-    name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
-    return {name: dtype}
+    return Version(version("transformers")) >= Version(least)
+
+
+def dtype_argument(dtype: torch.dtype) -> dict[str, Any]:
+    """The argument of ``from_pretrained`` that sets the type, by the name the installed transformers has for it."""
+    return {"dtype" if transformers_is("4.56") else "torch_dtype": dtype}
+
+
+def installed_versions(*packages: str) -> dict[str, str]:
+    """Package → version, without those that are not installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

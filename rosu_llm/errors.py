@@ -29,6 +29,10 @@ class PerturbedWeightsError(RosuError, RuntimeError):
     """Weights still carry the surrogate perturbation where they must not."""
 
 
+class EmptyUpdateError(RosuError, RuntimeError):
+    """The optimizer stepped although no update had been computed."""
+
+
 class UnsupportedLayoutError(RosuError, NotImplementedError):
     """A sharding or precision layout that is not supported."""
 

@@ -2,8 +2,7 @@
 
 from .base import ParameterSpace, Realized
 from .fsdp2 import FSDP2Space
-from .local import LocalSpace, trainable
-from .replicas import ReplicaSpace
+from .local import LocalSpace, ReplicaSpace, trainable
 from .select import select_space
 from .zero import Zero3Space, Zero12Space, zero_space
 

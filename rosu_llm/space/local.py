@@ -7,7 +7,7 @@ same scalars and the same update; nothing more is exchanged.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -43,6 +43,7 @@ class LocalSpace(ParameterSpace):
     Args:
         parameters: usually the optimizer's; frozen ones are left out, tied ones counted once.
         no_sync: returns a context in which a backward pass does not synchronise replicas (DDP).
+        sync: returns one in which it does, also inside a ``no_sync`` of somebody else's.
         average: replaces a tensor by its mean over ranks, in place, for gradients that no wrapper averages.
         scaler: the loss scaler of fp16 training; its factor is removed before any scalar is formed and
             put back on the gradient the optimizer will unscale.
@@ -54,6 +55,7 @@ class LocalSpace(ParameterSpace):
         parameters: Iterable[nn.Parameter],
         *,
         no_sync: Callable[[], AbstractContextManager[object]] | None = None,
+        sync: Callable[[], AbstractContextManager[object]] | None = None,
         average: Callable[[Tensor], None] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         compute_dtype: torch.dtype | None = None,
@@ -61,11 +63,12 @@ class LocalSpace(ParameterSpace):
         super().__init__(compute_dtype)
         self.parameters = trainable(parameters)
         self._no_sync = no_sync or contextlib.nullcontext
+        self._sync = sync or contextlib.nullcontext
         self._average = average or (lambda tensor: None)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
-        return contextlib.nullcontext() if last else self._no_sync()
+        return self._sync() if last else self._no_sync()
 
     def backward(self, loss: Tensor) -> None:
         scaled: Tensor = loss if self._scaler is None else self._scaler.scale(loss)
@@ -125,3 +128,32 @@ class LocalSpace(ParameterSpace):
             elif p.grad is None:
                 p.grad = torch.zeros_like(p)
         return [p.grad for p in self.parameters]
+
+
+class ReplicaSpace(LocalSpace):
+    """Whole tensors on every process, gradients averaged by this space.
+
+    Args:
+        parameters: the trained ones, in the same order on every rank.
+        average: replaces a tensor by its mean over ranks, in place.
+        scaler, compute_dtype: as for :class:`LocalSpace`.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        average: Callable[[Tensor], None],
+        scaler: torch.amp.GradScaler | None = None,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(parameters, average=average, scaler=scaler, compute_dtype=compute_dtype)
+
+    @contextlib.contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
+        yield
+        if last:
+            for p in self.parameters:
+                if p.grad is None:  # every rank must join the collective
+                    p.grad = torch.zeros_like(p)
+                self._average(p.grad)

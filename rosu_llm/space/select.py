@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor, nn
 
 from .base import ParameterSpace
 from .fsdp2 import FSDP2Space, is_dtensor
-from .local import LocalSpace
-from .replicas import ReplicaSpace
+from .local import LocalSpace, ReplicaSpace
 from .zero import zero_space
 
 
@@ -41,8 +41,24 @@ def select_space(
     if bypasses_wrapper:
         return ReplicaSpace(chosen, average=average_over_ranks, scaler=scaler, compute_dtype=compute_dtype)
     return LocalSpace(
-        chosen, no_sync=model.no_sync, average=average_over_ranks, scaler=scaler, compute_dtype=compute_dtype
+        chosen,
+        no_sync=model.no_sync,
+        sync=lambda: _synchronised(model),
+        average=average_over_ranks,
+        scaler=scaler,
+        compute_dtype=compute_dtype,
     )
+
+
+@contextlib.contextmanager
+def _synchronised(model: Any) -> Iterator[None]:
+    """Let DDP average gradients, also where Trainer has told it not to (see ``ROSUMixin._steps_next``)."""
+    wrapper = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    before, wrapper.require_backward_grad_sync = wrapper.require_backward_grad_sync, True
+    try:
+        yield
+    finally:
+        wrapper.require_backward_grad_sync = before
 
 
 def is_replicated(model: Any) -> bool:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from ..errors import ConfigError, UnsupportedLayoutError
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..losses.registry import Batch
-from .checkpoints import REFERENCE_FILE
 from .config import MethodArguments
 from .window import PARTS, WindowLoss
 
 logger = logging.getLogger(__name__)
+
+REFERENCE_FILE = "rosu_reference.safetensors"
 
 
 class References:

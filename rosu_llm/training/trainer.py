@@ -22,25 +22,40 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
-from ..compat import dtype_argument
+from ..compat import dtype_argument, transformers_is
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
-from ..errors import ConfigError, DataError, UnsupportedLayoutError
+from ..errors import ConfigError, DataError, EmptyUpdateError, UnsupportedLayoutError
 from ..space import ParameterSpace
 from ..space.select import select_space
 from ..step import Calibration, Closure, Outcome, UnlearningStep, over_steps
-from .checkpoints import STATE_FILE, resolve_resume
+from .checkpoints import STATE_FILE, Saving, resolve_resume
 from .config import MethodArguments, ROSUConfig
-from .held_out import mean_nll
 from .layout import check_layout, compute_dtype
 from .paired_evaluation import PairedEvaluation
 from .per_sample import Ranks, sample_closures
 from .precision import prepare_precision
 from .preflight import Preflight, preflight
 from .references import References
-from .saving import Saving
-from .window import WindowLoss, check_batch
+from .window import WindowLoss, check_batch, mean_nll
 
 logger = logging.getLogger(__name__)
+
+
+class _NoEmptyUpdate(TrainerCallback):
+    """Ends a run in which the optimizer stepped before an update was computed, which would pass unnoticed."""
+
+    def __init__(self) -> None:
+        self.computed = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.computed:
+            raise EmptyUpdateError(
+                f"Step {state.global_step} changed nothing: Trainer stepped before the window of "
+                f"gradient_accumulation_steps={args.gradient_accumulation_steps} micro-batches was complete, and did "
+                "not say so. Use a number that divides the micro-batches of an epoch, and report this with your "
+                "versions of transformers and accelerate."
+            )
+        self.computed = False
 
 
 class _EpochPairing(TrainerCallback):
@@ -65,6 +80,9 @@ class ROSUMixin(PairedEvaluation, Saving):
     All other arguments are Trainer's.
     """
 
+    #: Training arguments and method's parameters that the trainer takes.
+    _config_class: type[ROSUConfig] = ROSUConfig
+    _arguments_class: type[MethodArguments] = MethodArguments
     #: What each part of a batch must hold.
     _batch_keys: tuple[str, ...] = ("input_ids", "labels")
     #: Whether passes run parts of the model on their own, past the wrapper that averages gradients.
@@ -80,16 +98,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         peft_config: Any = None,
         **kwargs: Any,
     ) -> None:
-        if args is None and method_args is None:
-            args = ROSUConfig()
-        settings = method_args or args
-        if not isinstance(settings, MethodArguments):
-            raise ConfigError(
-                f"args is a {type(args).__name__} without the method's parameters: pass args=ROSUConfig(…), "
-                "or method_args=MethodArguments(…) beside it."
-            )
-        settings.check_method()
-        self.method_args = settings
+        args, settings = self._take_settings(args, method_args)
         self._check_data(kwargs.get("train_dataset"), holdout_dataset, kwargs.get("model_init"))
         self._holdout = holdout_dataset
         if isinstance(model, str):
@@ -113,6 +122,8 @@ class ROSUMixin(PairedEvaluation, Saving):
             )
         if hasattr(dataset, "set_epoch"):
             self.add_callback(_EpochPairing(dataset))
+        self._no_empty_update = _NoEmptyUpdate()
+        self.add_callback(self._no_empty_update)
 
         self._references = References(settings, self.model, self.layout)
         self._calibration = self._build_calibration()
@@ -122,6 +133,19 @@ class ROSUMixin(PairedEvaluation, Saving):
         self._window: list[Mapping[str, Any]] = []
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._eval_parts: dict[str, list[float]] = {}
+
+    def _take_settings(self, args: Any, method_args: Any) -> tuple[Any, Any]:
+        """The training arguments and the method's, which may be the same object; checked."""
+        if args is None and method_args is None:
+            args = self._config_class()
+        self.method_args = settings = method_args or args
+        if not isinstance(settings, self._arguments_class):
+            raise ConfigError(
+                f"args is a {type(args).__name__} without the method's parameters: pass "
+                f"args={self._config_class.__name__}(…), or method_args={self._arguments_class.__name__}(…) beside it."
+            )
+        settings.check_method()
+        return args, settings
 
     # -- checks ---------------------------------------------------------------------------------
 
@@ -243,13 +267,26 @@ class ROSUMixin(PairedEvaluation, Saving):
             self.optimizer.train()
         check_batch(inputs, self.method_args.rule().passes, self._batch_keys)
         self._window.append(self._prepare_inputs(inputs))
-        if not self.accelerator.sync_gradients:
+        if not self._steps_next():
             return torch.zeros((), device=self.args.device)
         try:
             outcome = self._update(model, self._window)
+            self._no_empty_update.computed = True
         finally:
             self._window = []
         return torch.tensor(outcome.objective, dtype=torch.float32, device=self.args.device)
+
+    def _steps_next(self) -> bool:
+        """Whether Trainer lets the optimizer step after this micro-batch.
+
+        accelerate knows, but for one case: before transformers 4.46 Trainer also steps at the end of an epoch that has
+        no more micro-batches than a window, and tells accelerate only afterwards.
+        """
+        if self.accelerator.sync_gradients or transformers_is("4.46"):
+            return bool(self.accelerator.sync_gradients)
+        loader = self.callback_handler.train_dataloader
+        short = hasattr(loader, "__len__") and len(loader) <= self.args.gradient_accumulation_steps
+        return bool(short and self.accelerator.gradient_state.end_of_dataloader)
 
     def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
         step = self._step or self._build_step(model)

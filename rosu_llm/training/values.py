@@ -69,22 +69,16 @@ def _to_bool(value: Any) -> tuple[bool, Any]:
     return isinstance(value, bool), value
 
 
-def _to_int(value: Any) -> tuple[bool, Any]:
-    if isinstance(value, str):
-        try:
-            return True, int(value)
-        except ValueError:
-            return False, None
-    return isinstance(value, int) and not isinstance(value, bool), value
+def _to_number(kind: type, accepted: tuple[type, ...]) -> Callable[[Any], tuple[bool, Any]]:
+    def convert(value: Any) -> tuple[bool, Any]:
+        if isinstance(value, str):
+            try:
+                return True, kind(value)
+            except ValueError:
+                return False, None
+        return isinstance(value, accepted) and not isinstance(value, bool), value
 
-
-def _to_float(value: Any) -> tuple[bool, Any]:
-    if isinstance(value, str):
-        try:
-            return True, float(value)
-        except ValueError:
-            return False, None
-    return isinstance(value, (int, float)) and not isinstance(value, bool), value
+    return convert
 
 
 def _to_container(kind: type) -> Callable[[Any], tuple[bool, Any]]:
@@ -110,8 +104,8 @@ def _to_str(value: Any) -> tuple[bool, Any]:
 _CONVERT: dict[type, Callable[[Any], tuple[bool, Any]]] = {
     type(None): _to_none,
     bool: _to_bool,
-    int: _to_int,
-    float: _to_float,
+    int: _to_number(int, (int,)),
+    float: _to_number(float, (int, float)),
     list: _to_container(list),
     dict: _to_container(dict),
     str: _to_str,

@@ -1,4 +1,4 @@
-"""From stashed batches to the closures the step engine runs, normalised over the whole window.
+"""From collected batches to the closures the step engine runs, normalised over the whole window.
 
 ``window_tokens``: L = (sum over the window's units) / (number of its units), counted per part and over
 all ranks. ``micro_mean``: the mean of micro-batch means, as trainers that normalise per batch do.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import DataError
-from ..losses import COUNT, LossContext, LossSpec
+from ..losses import COUNT, LossContext, LossSpec, logits_of, token_nll
 from ..step import Closure
 
 PARTS = ("forget", "retain")
@@ -89,3 +89,30 @@ class WindowLoss:
                 return self.spec.function(model, batch, self.context) * weight
 
         return closure
+
+
+@torch.no_grad()
+def mean_nll(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    forward_context: Callable[[], AbstractContextManager[Any]],
+    mean_over_ranks: Callable[[Tensor], Tensor],
+) -> float:
+    """Mean answer-token NLL over all batches and ranks, without dropout; NaN where there is no answer token.
+
+    Args:
+        forward_context: entered around every forward (autocast).
+        mean_over_ranks: averages a small tensor over processes, so that replicas agree to the bit.
+    """
+    total, count = 0.0, 0.0
+    training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            with forward_context():
+                total += float(token_nll(logits_of(model, batch), batch["labels"]).double().sum())
+            count += float(COUNT["token"](batch))
+    finally:
+        model.train(training)
+    summed, counted = mean_over_ranks(torch.tensor([total, count], dtype=torch.float64)).tolist()
+    return float(summed / counted) if counted else float("nan")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rosu_llm.step import Calibration
-from rosu_llm.training.held_out import mean_nll
+from rosu_llm.training.window import mean_nll
 from tests.losses import naive
 from tests.models import CleanLM, samples
 
