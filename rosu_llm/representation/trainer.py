@@ -26,7 +26,7 @@ from ..step import Outcome
 from ..training.checkpoints import THETA_FILE, staged
 from ..training.trainer import ROSUMixin
 from ..training.window import PARTS, WindowLoss
-from .activations import Activations, FastActivations, PlainActivations, BatchActivations, attach_casts
+from .activations import Activations, BatchActivations, FastActivations, PlainActivations, attach_casts
 from .config import RepresentationArguments, RepresentationConfig
 from .files import CheckpointFiles, refuse_held, stored_dtype
 from .loading import load_truncated
@@ -49,6 +49,8 @@ class RepresentationMixin(ROSUMixin):
     """
 
     method_args: RepresentationArguments
+    _config_class = RepresentationConfig
+    _arguments_class = RepresentationArguments
     _batch_keys = ("input_ids",)
     _bypasses_wrapper = True
 
@@ -63,15 +65,7 @@ class RepresentationMixin(ROSUMixin):
         trust_remote_code: bool = False,
         **kwargs: Any,
     ) -> None:
-        if args is None and method_args is None:
-            args = RepresentationConfig()
-        settings = method_args or args
-        if not isinstance(settings, RepresentationArguments):
-            raise ConfigError(
-                f"args is a {type(args).__name__} without a target layer: pass args=RepresentationConfig(…), or "
-                "method_args=RepresentationArguments(…) beside it."
-            )
-        settings.check_method()
+        args, settings = self._take_settings(args, method_args)
         if model is None or kwargs.get("peft_config") is not None:
             raise ConfigError("RepresentationTrainer needs model=… (a checkpoint or a model), and takes no adapter.")
         self._files: CheckpointFiles | None = None

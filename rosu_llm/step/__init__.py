@@ -1,9 +1,8 @@
 """The passes over a window and the update they end in."""
 
 from .calibration import Calibration, pull_factor
-from .engine import Closure, StepEngine
+from .engine import Closure, Outcome, StepEngine
 from .logs import metrics, over_steps, pull_metrics
-from .outcome import Outcome
 from .pull import Amplifier, Pull, resolve
 from .schedules import BetaSchedule, RhoSchedule
 from .step import UnlearningStep, guard_optimizer

@@ -8,7 +8,7 @@ from math import sqrt
 from ..geometry import F, Gram, R, Stabilizer, cosine, retain_orthogonal
 from ..geometry.slots import FORGET, PRECONDITIONED, RETAIN
 from ..geometry.vector import P
-from .outcome import Outcome
+from .engine import Outcome
 from .pull import Pull
 
 

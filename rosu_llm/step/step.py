@@ -19,9 +19,8 @@ from ..errors import DataError, PerturbedWeightsError
 from ..geometry import Inner, Vector, build_rule
 from ..space import LocalSpace, ParameterSpace
 from .calibration import Calibration
-from .engine import Closure, StepEngine
+from .engine import Closure, Outcome, StepEngine
 from .logs import metrics, pull_metrics
-from .outcome import Outcome
 from .pull import NEGLIGIBLE, resolve
 from .schedules import BetaSchedule, RhoSchedule
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rosu_llm.geometry import F, R
-from rosu_llm.geometry.methods.graddiff import GradDiff
-from rosu_llm.geometry.methods.single_gradient import FineTune, NegativeGradient
+from rosu_llm.geometry.methods.graddiff import FineTune, GradDiff, NegativeGradient
 
 from .problems import EPS, Pair, bounded, dense, gram_of, norm, pair, regular_pairs
 

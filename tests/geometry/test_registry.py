@@ -6,13 +6,12 @@ import pytest
 
 from rosu_llm.geometry import METHODS, Rosu, build_rule
 from rosu_llm.geometry.methods.base import BaseRule
-from rosu_llm.geometry.methods.graddiff import GradDiff
+from rosu_llm.geometry.methods.graddiff import FineTune, GradDiff, NegativeGradient
 from rosu_llm.geometry.methods.gu import GU
 from rosu_llm.geometry.methods.minmax import MinMax
 from rosu_llm.geometry.methods.orthograd import OrthoGrad
 from rosu_llm.geometry.methods.pcgrad import Blur, PCGrad, PCGradConflict
 from rosu_llm.geometry.methods.sam_npo import SharpnessAware
-from rosu_llm.geometry.methods.single_gradient import FineTune, NegativeGradient
 from rosu_llm.geometry.methods.uam import Uam, UamReflected, UamRelaxed
 
 

@@ -13,7 +13,7 @@ from dataclasses import Field, dataclass, field, fields
 from math import isfinite
 from typing import Any, ClassVar
 
-from ...errors import ConfigError
+from ...errors import ConfigError, unknown
 from ..gram import Gram
 from ..projection import Stabilizer
 from ..subspace import Protection, Subspace
@@ -183,3 +183,20 @@ class Protecting(BaseRule):
 
     def protected(self, gram: Gram) -> Subspace:
         return self.protection.span(gram.dual or gram)
+
+
+METRICS = ("euclidean", "adam")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMetric(BaseRule):
+    """A rule that projects in the Euclidean metric or in the optimizer's."""
+
+    metric: str = option(
+        "euclidean", "Metric in which rosu and gu project: euclidean, or adam (the optimizer's).", exclusive=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.metric not in METRICS:
+            raise unknown("metric", self.metric, METRICS)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from ..gram import Gram
 from ..vector import F, R, Vector
-from .base import Inner, Protecting
-from .metric import InMetric
+from .base import InMetric, Inner, Protecting
 
 
 @dataclass(frozen=True, kw_only=True)

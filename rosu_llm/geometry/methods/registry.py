@@ -7,14 +7,13 @@ from typing import Any
 
 from ...errors import ConfigError, unknown
 from .base import BaseRule
-from .graddiff import GradDiff
+from .graddiff import FineTune, GradDiff, NegativeGradient
 from .gu import GU
 from .minmax import MinMax
 from .orthograd import OrthoGrad
 from .pcgrad import Blur, PCGrad, PCGradConflict
 from .rosu_subspace import SubspaceRosu
 from .sam_npo import SharpnessAware
-from .single_gradient import FineTune, NegativeGradient
 from .torchjd import PREFIX, TorchJD
 from .uam import Uam, UamReflected, UamRelaxed
 

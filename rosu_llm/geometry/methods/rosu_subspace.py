@@ -25,8 +25,7 @@ from ..gram import Gram
 from ..projection import Stabilizer
 from ..subspace import CUTOFF, Protection
 from ..vector import F, P, R, S, Vector
-from .base import BaseRule, Inner, Protecting
-from .metric import InMetric
+from .base import BaseRule, InMetric, Inner, Protecting
 from .rosu import Rosu
 
 
