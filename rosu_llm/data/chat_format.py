@@ -6,23 +6,23 @@ labels as its pre-processing:
 
 * with the tokenizer's chat template the text is never cut; with tags it is cut to ``max_length`` tokens;
 * one end-of-text token is added unless the last token is one;
-* the prompt's *number* of tokens is masked, also where the tokenizer merges its last letters with the answer's first.
+* as many tokens are masked as the prompt has, even if the tokenizer merges its last letters with the answer's first.
 
-Where no token of the answer would be left to learn or to score, it raises instead of going on with an empty target.
+If no token of the answer would be left to learn or to score, it raises an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..errors import ConfigError, DataError, unknown
+from ..errors import ConfigError, DataError, one_line, unknown
 
 IGNORE = -100
 #: Written beside a trained model, so that it is evaluated in the format it was trained in.
@@ -41,11 +41,6 @@ class ChatFormat:
     user_end_tag: str | None = None
     asst_start_tag: str | None = None
     asst_end_tag: str | None = None
-
-    def tagged(self, question: str) -> str:
-        """The prompt of a format without chat template."""
-        head = self.system_prompt_with_special_tokens or ""
-        return f"{head}{self.user_start_tag}{question}{self.user_end_tag}{self.asst_start_tag}"
 
 
 @dataclass(frozen=True)
@@ -101,23 +96,19 @@ def find_format(name: str | None, tokenizer: Any, model_name: str | None = None)
         tokenizer: must have a chat template where the format applies one.
         model_name: hub id or folder of the model.
     """
-    form = _infer(tokenizer, model_name) if name is None else _named(name)
+    if name is None:
+        form = _infer(tokenizer, model_name)
+    elif name in FORMATS or name == "tokenizer":
+        form = FORMATS.get(name, _BARE)
+    elif (path := Path(name).expanduser()).is_file():
+        form = read_format(path)
+    else:
+        raise unknown("chat format", name, (*FORMATS, "tokenizer", "a YAML file"))
     if form.apply_chat_template and not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             f"Chat format {name or model_name!r} needs a chat template and the tokenizer has none. {_CHOICES}"
         )
     return form
-
-
-def _named(name: str) -> ChatFormat:
-    if name in FORMATS:
-        return FORMATS[name]
-    if name == "tokenizer":
-        return _BARE
-    path = Path(name).expanduser()
-    if path.is_file():
-        return read_format(path)
-    raise unknown("chat format", name, (*FORMATS, "tokenizer", "a YAML file"))
 
 
 def _infer(tokenizer: Any, model_name: str | None) -> ChatFormat:
@@ -136,7 +127,7 @@ def _infer(tokenizer: Any, model_name: str | None) -> ChatFormat:
 
 
 def saved_format(model_name: str) -> ChatFormat | None:
-    """What the model in this folder was trained with, if it says so; a checkpoint's folder lies in the run's."""
+    """The format that this model was trained with, if its folder records it; for a checkpoint, if the run's does."""
     folder = Path(model_name).expanduser()
     if folder.name.startswith("checkpoint-"):
         folder = folder.parent
@@ -149,7 +140,7 @@ def read_format(path: Path) -> ChatFormat:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is not valid YAML: {one_line(error)}") from error
     if isinstance(values, dict) and isinstance(values.get("template_args"), dict):
         values = values["template_args"]
     known = [field.name for field in dataclasses.fields(ChatFormat)]
@@ -161,9 +152,7 @@ def read_format(path: Path) -> ChatFormat:
         if key not in known:
             raise unknown(f"key of a chat format in {path}:", key, known)
     # YAML reads a date as a date.
-    texts: dict[str, Any] = {
-        key: value if isinstance(value, (bool, type(None))) else str(value) for key, value in values.items()
-    }
+    texts: dict[str, Any] = {k: v if isinstance(v, (bool, type(None))) else str(v) for k, v in values.items()}
     form = ChatFormat(**texts)
     missing = [tag for tag in ("user_start_tag", "user_end_tag", "asst_start_tag") if getattr(form, tag) is None]
     if missing and not form.apply_chat_template:
@@ -174,7 +163,7 @@ def read_format(path: Path) -> ChatFormat:
 
 
 def format_json(form: ChatFormat) -> str:
-    """What :func:`read_format` reads back."""
+    """The text that :func:`read_format` reads."""
     return json.dumps(dataclasses.asdict(form), indent=2, ensure_ascii=False)
 
 
@@ -189,7 +178,8 @@ def encode_chat(question: str, answer: str, tokenizer: Any, form: ChatFormat, *,
         prompt = _render(tokenizer, form, asked, add_generation_prompt=True)
         whole = _render(tokenizer, form, [*asked, {"role": "assistant", "content": answer}])
     else:
-        text = form.tagged(question)
+        head = form.system_prompt_with_special_tokens or ""
+        text = f"{head}{form.user_start_tag}{question}{form.user_end_tag}{form.asst_start_tag}"
         cut: dict[str, Any] = {"add_special_tokens": True, "max_length": max_length, "truncation": True}
         prompt = list(tokenizer(text, **cut)["input_ids"])
         whole = list(tokenizer(text + answer, **cut)["input_ids"])
@@ -222,7 +212,7 @@ def _render(tokenizer: Any, form: ChatFormat, chat: list[dict[str, str]], **opti
 
     dated = {"date_string": form.date_string} if form.date_string is not None else {}
     try:
-        return list(token_ids(tokenizer.apply_chat_template(chat, tokenize=True, **options, **dated)))
+        return token_ids(tokenizer.apply_chat_template(chat, tokenize=True, **options, **dated))
     except TemplateError as error:
         raise ConfigError(
             f"The tokenizer's chat template refuses this chat format ({error}): try --chat-format tokenizer, which has "
@@ -230,7 +220,6 @@ def _render(tokenizer: Any, form: ChatFormat, chat: list[dict[str, str]], **opti
         ) from error
 
 
-def token_ids(rendered: Any) -> Sequence[int]:
+def token_ids(rendered: Any) -> list[int]:
     """The ids of ``apply_chat_template``: transformers 5 returns a mapping, earlier versions the list itself."""
-    ids: Sequence[int] = rendered["input_ids"] if hasattr(rendered, "keys") else rendered
-    return ids
+    return list(rendered["input_ids"] if hasattr(rendered, "keys") else rendered)

@@ -1,8 +1,8 @@
 """Plain text to forget and to keep: several forget corpora taken in turn, one retain corpus.
 
 A corpus is a hub data set (``owner/name:config:split``) or a file. A file is either JSON lines (objects with a text
-field, or strings) or plain lines, one document each; which of the two is decided by its first line, checked on every
-other one, and logged: reading JSON as raw text trains on braces and escapes, and nothing would ever complain.
+field, or strings) or plain lines, one document each. The first line decides which; all others are checked against it,
+and the result is logged, because JSON read as plain text would silently train on braces and escapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from ..errors import DataError
 from .pairing import Deck
-from .sources import read_hub
+from .sources import read_hub, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class TextCorpus(Dataset[dict[str, Any]]):
 
     def __init__(self, texts: Sequence[str], tokenizer: Any, *, max_length: int = 512, corpus: int = 0) -> None:
         if max_length < 2:
-            raise DataError(f"max_length={max_length} leaves nothing to look at: give at least 2 tokens.")
+            raise DataError(f"max_length={max_length} leaves nothing to learn from: give at least 2 tokens.")
         self.texts, self._tokenizer = texts, tokenizer
         self._max_length, self._corpus = max_length, corpus
 
@@ -89,11 +89,8 @@ def _read(source: str, text_key: str) -> tuple[list[str], str]:
             raise DataError(f"{error}{hint}") from error
         texts = [_text(row, text_key, f"{source}, row {number},") for number, row in enumerate(rows, 1)]
         return texts, f"hub, field {text_key!r}"
-    try:
-        every = enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1)  # U+2028 ends no line
-        lines = [(number, line) for number, line in every if line.strip()]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
+    every = enumerate(read_text(path).split("\n"), 1)  # U+2028 ends no line
+    lines = [(number, line) for number, line in every if line.strip()]
     if not lines:
         raise DataError(f"{path} is empty.")
     if path.suffix not in (".json", ".jsonl") and not _is_json(lines[0][1]):
@@ -139,7 +136,7 @@ class AlternatingCorpora(Dataset[dict[str, Any]]):
 
     Step t (over all ranks and micro-batches) draws from corpus t mod k. Samples must be read in order. Which
     documents are drawn is a function of (seed, epoch, index) alone, so a resumed run sees the same ones; each corpus
-    is gone through in shuffled rounds. An epoch sees every document of the longest forget corpus.
+    is read in shuffled rounds. An epoch sees every document of the longest forget corpus.
 
     Args:
         forget: one or several corpora.
@@ -159,7 +156,7 @@ class AlternatingCorpora(Dataset[dict[str, Any]]):
         self._decks = [Deck(len(part), seed * 1009 + i) for i, part in enumerate((*forget, retain))]
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the trainer; later epochs go on where the last one ended."""
+        """Called by the trainer; an epoch continues where the one before ended."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from ..errors import DataError
 
 Sample = Mapping[str, Any]
+Samples = Sequence[Sample] | Any
 
 
 class Deck:
@@ -46,14 +47,7 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
     Items are ``{"forget": sample, "retain": [sample, …]}``.
     """
 
-    def __init__(
-        self,
-        forget: Sequence[Sample] | Any,
-        retain: Sequence[Sample] | Any,
-        *,
-        retain_per_forget: int = 1,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, forget: Samples, retain: Samples, *, retain_per_forget: int = 1, seed: int = 0) -> None:
         for name, part in (("forget", forget), ("retain", retain)):
             if not isinstance(part, Sized) or len(part) == 0:
                 raise DataError(f"The {name} data set is empty: unlearning needs samples of both kinds.")
@@ -65,7 +59,7 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
         self._deck = Deck(len(retain), seed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the trainer; another epoch pairs differently."""
+        """Called by the trainer; every epoch has other pairs."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -81,21 +75,6 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
         """Indices of the retain samples that go with forget sample ``index`` in this epoch."""
         first = (self.epoch * len(self.forget) + index) * self.retain_per_forget
         return [self._deck[first + j] for j in range(self.retain_per_forget)]
-
-
-class RetainDataset(Dataset[dict[str, Any]]):
-    """Every sample once per epoch and nothing to forget: fine-tuning, as a batch of the retain part alone."""
-
-    def __init__(self, retain: Sequence[Sample] | Any) -> None:
-        if len(retain) == 0:
-            raise DataError("The retain data set is empty: there is nothing to learn.")
-        self.retain = retain
-
-    def __len__(self) -> int:
-        return len(self.retain)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"retain": [self.retain[index]]}
 
 
 class ForgetRetainCollator:

@@ -8,7 +8,9 @@ both, and perturbed answers (same sentence, wrong fact). Nothing is downloaded, 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
 
 from ..errors import ConfigError
 
@@ -93,23 +95,15 @@ class Item:
 class Corpus:
     """Items by split; ``calibration`` and ``holdout`` people are never trained on."""
 
-    items: dict[str, list[Item]] = field(default_factory=dict)
+    items: dict[str, list[Item]]
 
     def words(self) -> list[str]:
         """Every word of the corpus, sorted."""
-        texts = (
-            text
-            for split in self.items.values()
-            for item in split
-            for text in (
-                item.question,
-                item.answer,
-                item.paraphrased_question,
-                item.paraphrased_answer,
-                *item.perturbed_answers,
-            )
-        )
-        return sorted({word for text in texts for word in text.split()})
+        words: set[str] = set()
+        for i in chain.from_iterable(self.items.values()):
+            for text in (i.question, i.answer, i.paraphrased_question, i.paraphrased_answer, *i.perturbed_answers):
+                words.update(text.split())
+        return sorted(words)
 
 
 def generate(
@@ -117,42 +111,29 @@ def generate(
 ) -> Corpus:
     """A corpus with the given number of people in each split."""
     counts = dict(zip(SPLITS, (forget, retain, calibration, holdout), strict=True))
-    total = sum(counts.values())
     most = len(_FIRST) * len(_LAST)
-    if min(counts.values()) < 1 or total > most:
+    if min(counts.values()) < 1 or sum(counts.values()) > most:
         raise ConfigError(f"Cannot make {counts} people: each split needs at least one, and there are {most} names.")
     most_wrong = min(len(pool) for pool in _POOLS.values()) - 1
     if not 0 <= perturbed <= most_wrong:
         raise ConfigError(f"perturbed={perturbed} wrong answers per question cannot be made: give 0 to {most_wrong}.")
     rng = random.Random(seed)
     names = [f"{first} {last}" for first in _FIRST for last in _LAST]
-    # The first people have first names of their own, as TOFU's authors have; only then do names repeat.
-    firsts = rng.sample(_FIRST, len(_FIRST))
-    lasts = rng.choices(_LAST, k=len(_FIRST))
+    # First names are unique, as those of TOFU's authors, until all are used; only then do they repeat.
+    firsts, lasts = rng.sample(_FIRST, len(_FIRST)), rng.choices(_LAST, k=len(_FIRST))
     own = [f"{a} {b}" for a, b in zip(firsts, lasts, strict=True)]
     rest = [name for name in rng.sample(names, len(names)) if name not in set(own)]
-    people = iter((own + rest)[:total])
-    return Corpus(
-        {
-            split: [item for _ in range(n) for item in _person(next(people), rng, perturbed)]
-            for split, n in counts.items()
-        }
-    )
+    people = iter(own + rest)
+    items: dict[str, list[Item]] = {split: [] for split in SPLITS}
+    for split, count in counts.items():
+        for name in islice(people, count):
+            items[split].extend(_person(name, rng, perturbed))
+    return Corpus(items)
 
 
-def _person(name: str, rng: random.Random, perturbed: int) -> list[Item]:
-    items = []
-    for attribute, question, answer, other_question, other_answer in _TEMPLATES:
+def _person(name: str, rng: random.Random, perturbed: int) -> Iterator[Item]:
+    for attribute, *texts in _TEMPLATES:
         value, *wrong = rng.sample(_POOLS[attribute], 1 + perturbed)
-        items.append(
-            Item(
-                person=name,
-                attribute=attribute,
-                question=question.format(n=name),
-                answer=answer.format(n=name, v=value),
-                paraphrased_question=other_question.format(n=name),
-                paraphrased_answer=other_answer.format(n=name, v=value),
-                perturbed_answers=tuple(answer.format(n=name, v=w) for w in wrong),
-            )
-        )
-    return items
+        question, answer, other_question, other_answer = (text.format(n=name, v=value) for text in texts)
+        perturbed_answers = tuple(texts[1].format(n=name, v=other) for other in wrong)
+        yield Item(name, attribute, question, answer, other_question, other_answer, perturbed_answers)

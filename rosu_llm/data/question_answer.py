@@ -7,13 +7,14 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from .chat_format import IGNORE, ChatFormat, check_length, encode_chat, token_ids
 
+Tokens = dict[str, list[int]]
 _ELSE = "pass --chat-format Llama-2-7b-hf (Question: … Answer: …) or another; in Python, chat=False and a template."
 
 
-class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
+class QuestionAnswerDataset(Dataset[Tokens]):
     """Tokenised ``(question, answer)`` pairs.
 
     With a chat template the question is the user's turn and the answer the assistant's; otherwise the
@@ -42,10 +43,10 @@ class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
         if chat is None:
             chat = bool(getattr(tokenizer, "chat_template", None))
         self.samples = [
-            encode(q, a, tokenizer, template=template, max_length=max_length, chat=chat)
-            if q is None or chat_format is None
-            else encode_formatted(q, a, tokenizer, chat_format, max_length=max_length)
-            for q, a in pairs
+            _encode(question, answer, tokenizer, template, max_length, chat)
+            if question is None or chat_format is None
+            else _encode_formatted(question, answer, tokenizer, chat_format, max_length)
+            for question, answer in pairs
         ]
         if not self.samples:
             raise DataError("No question/answer pair was given: the data set would be empty.")
@@ -53,13 +54,11 @@ class QuestionAnswerDataset(Dataset[dict[str, list[int]]]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
+    def __getitem__(self, index: int) -> Tokens:
         return self.samples[index]
 
 
-def encode(
-    question: str | None, answer: str, tokenizer: Any, *, template: str, max_length: int, chat: bool
-) -> dict[str, list[int]]:
+def _encode(question: str | None, answer: str, tokenizer: Any, template: str, max_length: int, chat: bool) -> Tokens:
     """Token ids and labels of one pair."""
     if question is None:
         question, template, chat = "", "", False
@@ -87,11 +86,11 @@ def _render(question: str, answer: str, tokenizer: Any) -> tuple[list[int], list
     user = [{"role": "user", "content": question}]
     chat = [*user, {"role": "assistant", "content": answer}]
     try:
-        prompt = list(token_ids(tokenizer.apply_chat_template(user, add_generation_prompt=True, tokenize=True)))
-        whole = list(token_ids(tokenizer.apply_chat_template(chat, tokenize=True)))
+        prompt = token_ids(tokenizer.apply_chat_template(user, add_generation_prompt=True, tokenize=True))
+        whole = token_ids(tokenizer.apply_chat_template(chat, tokenize=True))
     except TemplateError as error:
         raise DataError(
-            f"The tokenizer's chat template refuses a question and its answer ({' '.join(str(error).split())}): {_ELSE}"
+            f"The tokenizer's chat template refuses a question and its answer ({one_line(error)}): {_ELSE}"
         ) from error
     if whole[: len(prompt)] != prompt:
         raise DataError(
@@ -101,9 +100,7 @@ def _render(question: str, answer: str, tokenizer: Any) -> tuple[list[int], list
     return prompt, whole
 
 
-def encode_formatted(
-    question: str, answer: str, tokenizer: Any, form: ChatFormat, *, max_length: int
-) -> dict[str, list[int]]:
+def _encode_formatted(question: str, answer: str, tokenizer: Any, form: ChatFormat, max_length: int) -> Tokens:
     """Token ids, labels and attention mask of one pair, as OpenUnlearning's data set and collator give them."""
     encoded = encode_chat(question, answer, tokenizer, form, max_length=max_length)
     check_length(encoded, max_length, question)

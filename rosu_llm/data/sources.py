@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from .chat_format import ChatFormat
 from .question_answer import QuestionAnswerDataset
 
@@ -49,12 +49,12 @@ def local_file(source: str) -> Path | None:
 
 def _in_folder(folder: Path, config: str, split: str) -> Path:
     """The file of a configuration, in either layout; other splits than train are in folders only."""
-    found = {path.stem: path for suffix in SUFFIXES for path in sorted(folder.glob(f"*{suffix}"))}
-    for suffix in SUFFIXES:
-        found |= {path.parent.name: path for path in sorted(folder.glob(f"*/train{suffix}"))}
-    chosen = found
-    if split != "train":
-        chosen = {path.parent.name: path for suffix in SUFFIXES for path in folder.glob(f"*/{split}{suffix}")}
+
+    def files(pattern: str) -> list[Path]:
+        return [path for suffix in SUFFIXES for path in sorted(folder.glob(f"{pattern}{suffix}"))]
+
+    found = {path.stem: path for path in files("*")} | {path.parent.name: path for path in files("*/train")}
+    chosen = found if split == "train" else {path.parent.name: path for path in files(f"*/{split}")}
     if config not in chosen:
         there = ", ".join(sorted(found)) or "no .json or .jsonl file"
         name = config if split == "train" else f"{config}:{split}"
@@ -62,11 +62,16 @@ def _in_folder(folder: Path, config: str, split: str) -> Path:
     return chosen[config]
 
 
-def _read_file(path: Path) -> list[Mapping[str, Any]]:
+def read_text(path: Path) -> str:
+    """A text file, with or without byte order mark."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
+
+
+def _read_file(path: Path) -> list[Mapping[str, Any]]:
+    text = read_text(path)
     if text.lstrip().startswith("["):
         try:
             rows: list[Any] = json.loads(text)
@@ -101,7 +106,7 @@ def read_hub(source: str) -> list[Mapping[str, Any]]:
     except Exception as error:
         raise DataError(
             f"{source!r} is neither a local file nor a data set that could be loaded from the hub "
-            f"({' '.join(str(error).split())}). Write owner/name:config, e.g. locuslab/TOFU:forget10, or the path of a "
+            f"({one_line(error)}). Write owner/name:config, e.g. locuslab/TOFU:forget10, or the path of a "
             ".jsonl file."
         ) from error
 
@@ -118,9 +123,8 @@ def load_samples(
     chat_format: ChatFormat | None = None,
 ) -> QuestionAnswerDataset:
     """Tokenised samples; rows with a text but no question are learned as plain text."""
-    rows = read_rows(source)[:limit]
     pairs: list[tuple[str | None, str]] = []
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(read_rows(source)[:limit], 1):
         where = f"Row {number} of {source!r}"
         if question_key in row and answer_key in row:
             pairs.append((_text(row, question_key, where), _text(row, answer_key, where, filled=True)))
@@ -135,7 +139,7 @@ def load_samples(
 
 
 def _text(row: Mapping[str, Any], key: str, where: str, *, filled: bool = False) -> str:
-    """A field as text; ``filled``: that says something, since it is what is learned."""
+    """A field as text; ``filled`` refuses an empty one, as there would be nothing to learn."""
     value = row[key]
     if value is None:
         raise DataError(f"{where} has {key}: null. Drop the row or fill it in.")

@@ -1,8 +1,4 @@
-"""TOFU (Maini et al., 2024): its splits, from the hub or from a folder of JSON files.
-
-A folder holds ``forget10.json`` (or ``.jsonl``; a JSON list or one object per line) for every configuration, or a
-folder ``forget10/`` with ``train.json`` in it. The names are the hub's.
-"""
+"""TOFU (Maini et al., 2024): its splits, from the hub or from a folder of files that are named as on the hub."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from ..errors import DataError, unknown
 from .sources import read_rows
 
 DEFAULT_SOURCE = "locuslab/TOFU"
-#: Share of the authors that is forgotten → the rest.
-_RETAIN = {"01": "99", "05": "95", "10": "90"}
+#: Forget split → the rest of the authors.
+_RETAIN = {"forget01": "retain99", "forget05": "retain95", "forget10": "retain90"}
 
 
 @dataclass(frozen=True)
@@ -34,19 +30,14 @@ class Splits:
 
 def split_names(forget_split: str) -> Splits:
     """What goes with ``forget01``, ``forget05`` or ``forget10``."""
-    known = {f"forget{share}": share for share in _RETAIN}
-    if forget_split not in known:
-        raise unknown("forget split", forget_split, known)
-    share = known[forget_split]
-    return Splits(forget_split, f"retain{_RETAIN[share]}", f"holdout{share}", f"{forget_split}_perturbed")
+    if forget_split not in _RETAIN:
+        raise unknown("forget split", forget_split, _RETAIN)
+    holdout = forget_split.replace("forget", "holdout")
+    return Splits(forget_split, _RETAIN[forget_split], holdout, f"{forget_split}_perturbed")
 
 
 def tofu_rows(source: str, config: str, *, limit: int | None = None) -> list[Mapping[str, Any]]:
-    """The rows of one configuration (``forget10``, ``retain_perturbed``, …); the first ``limit`` of them.
-
-    Args:
-        source: a hub id such as ``locuslab/TOFU``, or a folder.
-    """
+    """The first rows of one configuration (``forget10``, …) of ``source``, which is a hub id or a folder."""
     path = Path(source).expanduser()
     if not path.is_dir() and (path.is_file() or source.startswith((".", "/", "~"))):
         raise DataError(

@@ -1,8 +1,9 @@
-"""Runs with losses of next-token probabilities: questions and answers, a whole model or an adapter on it."""
+"""Runs whose losses are of next-token probabilities: questions and answers, a whole model or an adapter."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,19 @@ import torch
 
 from ..compat import dtype_argument
 from ..data.chat_format import FORMAT_FILE, ChatFormat, find_format, format_json, saved_format
-from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset, RetainDataset
+from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..data.sources import load_samples
 from ..errors import ConfigError, DataError
 from ..files import write_atomically
-from ..training.config import ROSUConfig
-from ..training.trainer import ROSUTrainer
-from .loading import Loaded, load_tokenizer, not_loaded
-from .settings import Recipe, RunArguments
+from ..training.trainer import ROSUMixin, ROSUTrainer
+from .prepare import Loaded, load_tokenizer, not_loaded
+from .settings import Recipe, RunArguments, parts_needed
 
 logger = logging.getLogger(__name__)
 
 
 def load(recipe: Recipe) -> Loaded:
-    """Model, tokenizer, and samples to forget, to keep and held out, as far as the recipe names them."""
+    """Model, tokenizer, and those of the forget, retain and holdout samples that the recipe names."""
     arguments, config = recipe
     if isinstance(arguments.forget_data, list) or not isinstance(arguments.max_length, int):
         raise ConfigError(
@@ -34,8 +34,18 @@ def load(recipe: Recipe) -> Loaded:
         raise DataError("calibrate: holdout needs never-trained samples: pass --holdout-data FILE (or a target loss).")
     tokenizer = load_tokenizer(arguments)
     form = chat_format(arguments, tokenizer)
+    samples = partial(
+        load_samples,
+        tokenizer=tokenizer,
+        question_key=arguments.question_key,
+        answer_key=arguments.answer_key,
+        text_key=arguments.text_key,
+        max_length=arguments.max_length,
+        limit=arguments.limit,
+        chat_format=form,
+    )
     sources = (arguments.forget_data, arguments.retain_data, arguments.holdout_data)
-    forget, retain, holdout = (_samples(source, tokenizer, form, arguments) if source else None for source in sources)
+    forget, retain, holdout = (samples(source) if source else None for source in sources)
     if forget is not None and "forget" not in parts_needed(config) and config.should_log:
         logger.warning(
             "method=%s learns retain_data alone; with forget_data an epoch is %d samples of it, as in a run that "
@@ -51,14 +61,14 @@ def load(recipe: Recipe) -> Loaded:
 
 
 def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
-    """The trainer before its first step; without samples to forget it learns those to keep."""
+    """The trainer before its first step; without forget samples it fine-tunes on the retain samples."""
     arguments, config = recipe
-    pairs: Any
-    if loaded.forget is None:
-        pairs = RetainDataset(loaded.retain)
-    else:
-        per_forget = arguments.retain_per_forget
-        pairs = ForgetRetainDataset(loaded.forget, loaded.retain, retain_per_forget=per_forget, seed=config.seed)
+    forget, retain, per_forget = loaded.forget, loaded.retain, arguments.retain_per_forget
+    pairs: Any = (
+        [{"retain": [sample]} for sample in retain]
+        if forget is None
+        else ForgetRetainDataset(forget, retain, retain_per_forget=per_forget, seed=config.seed)
+    )
     return ROSUTrainer(
         loaded.model,
         config,
@@ -70,42 +80,27 @@ def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
     )
 
 
-def parts_needed(config: ROSUConfig) -> tuple[str, ...]:
-    """The data a run must name: fine-tuning has nothing to forget."""
-    return ("retain",) if config.rule().passes == ("retain",) else ("forget", "retain")
-
-
 def chat_format(arguments: RunArguments, tokenizer: Any) -> ChatFormat | None:
-    """How questions are encoded: as asked for, else as the model was trained before, else None."""
+    """How questions are encoded: as the settings say, else as the model was trained before, else None."""
     if arguments.chat_format is not None:
         return find_format(arguments.chat_format, tokenizer, arguments.model_name_or_path)
     return saved_format(arguments.model_name_or_path) if arguments.model_name_or_path else None
 
 
-def remember_format(form: ChatFormat | None, folder: Path) -> None:
-    """Leave the format beside the model, so that whoever evaluates it asks in the same way."""
+def write_format(arguments: RunArguments, trainer: ROSUMixin) -> None:
+    """Write the chat format beside the model, so that evaluations ask in the same way; remove a stale one."""
+    if Recipe(arguments, trainer.args).representation_level:
+        return
+    path = Path(trainer.args.output_dir) / FORMAT_FILE
+    form = chat_format(arguments, trainer.processing_class)
     if form is None:
-        (folder / FORMAT_FILE).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     else:
-        write_atomically(folder / FORMAT_FILE, format_json(form) + "\n")
-
-
-def _samples(source: str, tokenizer: Any, form: ChatFormat | None, arguments: RunArguments) -> Any:
-    assert isinstance(arguments.max_length, int)
-    return load_samples(
-        source,
-        tokenizer,
-        question_key=arguments.question_key,
-        answer_key=arguments.answer_key,
-        text_key=arguments.text_key,
-        max_length=arguments.max_length,
-        limit=arguments.limit,
-        chat_format=form,
-    )
+        write_atomically(path, format_json(form) + "\n")
 
 
 def _check_fits(samples: Any, model: Any, tokenizer: Any, form: ChatFormat | None, arguments: RunArguments) -> None:
-    """Raise for samples that are longer than what the model can read at once, or have tokens it does not know."""
+    """Raise for samples that exceed the model's context, or have tokens it has no embedding for."""
     if not samples:
         return
     name, limit = arguments.model_name_or_path, getattr(model.config, "max_position_embeddings", None)

@@ -1,17 +1,43 @@
-"""From a recipe to a trainer that is ready to begin; the only place that knows of two kinds of runs."""
+"""From a recipe to a trainer that is ready to start: check before anything is loaded, written or deleted; load; build.
+
+This is the only place that chooses between the two kinds of runs.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
+from ..errors import ConfigError, one_line
+from ..training.checkpoints import in_checkpoint, last_complete, resolve_resume
+from ..training.config import ROSUConfig
 from ..training.trainer import ROSUMixin
-from . import next_token, representation_level
-from .checks import check_config, check_model, check_output
-from .loading import Loaded
-from .settings import Recipe
+from .record import check_same_run
+from .settings import Recipe, RunArguments, parts_needed
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a trainer is built from.
+
+    Attributes:
+        model: a model; at representation level its name or folder, of which the trainer loads the layers it needs.
+        forget: samples; at representation level a list of corpora that are taken in turn.
+        retain, holdout: samples, or one corpus.
+    """
+
+    model: Any
+    tokenizer: Any
+    forget: Any
+    retain: Any
+    holdout: Any = None
 
 
 @dataclass(frozen=True)
@@ -22,11 +48,6 @@ class Prepared:
     trainer: ROSUMixin
     loaded: Loaded
 
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer, able to pad."""
-        return self.loaded.tokenizer
-
 
 def prepare(recipe: Recipe) -> Prepared:
     """Check, load, and build the trainer."""
@@ -34,9 +55,9 @@ def prepare(recipe: Recipe) -> Prepared:
 
 
 def load(recipe: Recipe) -> Loaded:
-    """The first half of :func:`prepare`: whatever can be refused is refused before anything is loaded."""
+    """The first half of :func:`prepare`: check everything that can be checked, then load."""
     arguments, config = recipe
-    arguments.check_run(next_token.parts_needed(config))
+    arguments.check_run(parts_needed(config))
     check_output(arguments, config)
     check_config(config)
     check_model(arguments)
@@ -50,5 +71,101 @@ def assemble(recipe: Recipe, loaded: Loaded) -> Prepared:
     return Prepared(recipe, _level(recipe).build_trainer(recipe, loaded), loaded)
 
 
-def _level(recipe: Recipe) -> Any:
+def _level(recipe: Recipe) -> ModuleType:
+    from . import next_token, representation_level  # which need what is above
+
     return representation_level if recipe.representation_level else next_token
+
+
+def load_tokenizer(arguments: RunArguments) -> Any:
+    """The model's tokenizer, able to pad."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise not_loaded(arguments, "tokenizer", error) from error
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token is None:
+            raise ConfigError(
+                f"The tokenizer of {arguments.model_name_or_path!r} has neither a pad nor an end-of-text token: set "
+                "pad_token in its tokenizer_config.json."
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def not_loaded(arguments: RunArguments, what: str, error: Exception) -> ConfigError:
+    """The error for a model or tokenizer that is neither a folder nor on the hub."""
+    return ConfigError(
+        f"model_name_or_path={arguments.model_name_or_path!r}: the {what} could not be loaded as a folder or from the "
+        f"hub. {one_line(error)[:300]}"
+    )
+
+
+def check_config(config: ROSUConfig) -> None:
+    """Raise for training arguments with which no step can be taken, or which need something that is missing."""
+    from transformers.integrations import get_available_reporting_integrations
+
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} must be at least 1.")
+    if config.max_steps <= 0 and config.num_train_epochs <= 0:
+        raise ConfigError(
+            f"num_train_epochs={config.num_train_epochs:g} takes no step: pass --num-train-epochs 5, or --max-steps N."
+        )
+    strategy = getattr(config.eval_strategy, "value", config.eval_strategy)
+    if strategy != "no" or config.eval_on_start:
+        asked = "eval_on_start=True" if strategy == "no" else f"eval_strategy={strategy!r}"
+        raise ConfigError(
+            f"{asked} needs evaluation data, which a run from settings does not have: leave it out, and measure the "
+            "model or its checkpoints with 'rosu eval'."
+        )
+    known = get_available_reporting_integrations()
+    for name in [config.report_to] if isinstance(config.report_to, str) else config.report_to or []:
+        if name not in known:
+            raise ConfigError(
+                f"report_to={name!r} is not installed: pip install {name}, or pass --report-to none (the logs are in "
+                "trainer_state.json anyway)."
+            )
+
+
+def check_model(arguments: RunArguments) -> None:
+    """Raise if the model is an adapter's folder: the adapter would be loaded with frozen weights."""
+    path = Path(arguments.model_name_or_path or "").expanduser() / "adapter_config.json"
+    if path.is_file():
+        base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise ConfigError(
+            f"model_name_or_path={arguments.model_name_or_path!r} is an adapter, not a model: merge it first (peft: "
+            f"merge_and_unload, then save_pretrained), or train a new one on its base: --model-name-or-path {base} "
+            "--lora-r 8."
+        )
+
+
+def check_output(arguments: RunArguments, config: ROSUConfig) -> None:
+    """Raise for an output folder with checkpoints of another run."""
+    if config.resume_from_checkpoint or arguments.overwrite or last_complete(Path(config.output_dir)) is None:
+        return
+    raise ConfigError(
+        f"output_dir={config.output_dir!r} already holds checkpoints. Pass --resume-from-checkpoint true to go on "
+        "from the newest, --overwrite true to start over, or another --output-dir."
+    )
+
+
+def check_start(arguments: RunArguments, config: ROSUConfig) -> None:
+    """Raise if the run would overwrite its own model, cannot write, or would resume a run with other settings."""
+    out = Path(config.output_dir)
+    model = Path(arguments.model_name_or_path or "").expanduser().resolve()
+    replaced = model == out.resolve() or (arguments.overwrite and in_checkpoint(model, out.resolve()))
+    if arguments.model_name_or_path and model.is_dir() and replaced:
+        raise ConfigError(
+            f"output_dir={config.output_dir!r} is where the model itself lies ({arguments.model_name_or_path!r}), "
+            "which would be overwritten: give another --output-dir."
+        )
+    place = next(place for place in (out, *out.parents) if place.exists())
+    if config.should_save and not (place.is_dir() and os.access(place, os.W_OK)):
+        reason = "cannot be written to" if place.is_dir() else "is a file"
+        raise ConfigError(f"output_dir={config.output_dir!r}: {str(place)!r} {reason}. Give another --output-dir.")
+    checkpoint = resolve_resume(config.resume_from_checkpoint, config.output_dir)
+    if checkpoint is not None:
+        check_same_run(checkpoint, arguments, config)

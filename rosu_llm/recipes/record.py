@@ -1,4 +1,10 @@
-"""What a run leaves about itself, for ``rosu report``, for resuming, and for whoever finds the folder later."""
+"""What a run leaves about itself: ``rosu_run.json`` for whoever finds the folder, and its settings in checkpoints.
+
+A checkpoint holds weights, optimizer and schedule, but not the method or the data. A run resumed with another method
+would be the result of neither; a new learning rate would be ignored, since the optimizer's state has its own; another
+model or adapter fails deep inside a library. So every checkpoint stores the settings of its run, and a run resumes only
+with the settings it was started with.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +12,36 @@ import dataclasses
 import json
 import platform
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..files import write_atomically
-from ..training.config import MethodArguments
+from ..compat import installed_versions
+from ..errors import ConfigError
+from ..files import changed_conditions, write_atomically
+from ..training.checkpoints import STATE_FILE
+from ..training.config import MethodArguments, ROSUConfig
 from .settings import RunArguments
 
 RECORD_FILE = "rosu_run.json"
 SCHEMA = "rosu/run/1"
 
-#: Of TrainingArguments, those that decide what comes out.
+_LIBRARIES = ("torch", "transformers", "accelerate", "peft", "deepspeed")
+#: The TrainingArguments that affect the result.
 _TRAINING = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "num_train_epochs",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "weight_decay",
-    "max_grad_norm",
-    "optim",
-    "bf16",
-    "seed",
-    "output_dir",
-)
+    "learning_rate lr_scheduler_type warmup_steps num_train_epochs max_steps per_device_train_batch_size "
+    "gradient_accumulation_steps weight_decay max_grad_norm optim bf16 seed output_dir"
+).split()
+#: May change: the run's length, where it writes, how a step is divided into batches, and how it is computed.
+_FREE = (
+    "max_steps num_train_epochs output_dir overwrite per_device_train_batch_size gradient_accumulation_steps "
+    "attn_implementation trust_remote_code"
+).split()
+_SOURCES = {"model_name_or_path", "forget_data", "retain_data", "holdout_data", "chat_format"}
 
 
 def run_settings(arguments: RunArguments, method: MethodArguments, training: Any) -> dict[str, Any]:
-    """What was run: the data and the model, the method, and the training arguments that matter."""
+    """The run's data and model, its method, and the training arguments that affect the result."""
     chosen = {name: getattr(training, name) for name in _TRAINING}
     return {
         **dataclasses.asdict(arguments),
@@ -47,9 +51,7 @@ def run_settings(arguments: RunArguments, method: MethodArguments, training: Any
 
 
 def write_record(trainer: Any, arguments: RunArguments, seconds: float) -> None:
-    """Write ``trainer_state.json`` and ``rosu_run.json`` into the run's folder, on the main process."""
-    if not trainer.is_world_process_zero():
-        return
+    """Write ``trainer_state.json`` and ``rosu_run.json`` into the run's folder."""
     trainer.save_state()
     record = {
         "schema": SCHEMA,
@@ -57,7 +59,7 @@ def write_record(trainer: Any, arguments: RunArguments, seconds: float) -> None:
         "processes": trainer.accelerator.num_processes,
         "layout": trainer.layout,
         "steps": trainer.state.global_step,
-        "versions": {"rosu_llm": __version__, "python": platform.python_version(), **_versions()},
+        "versions": {"rosu_llm": __version__, "python": platform.python_version(), **installed_versions(*_LIBRARIES)},
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
     }
@@ -65,11 +67,48 @@ def write_record(trainer: Any, arguments: RunArguments, seconds: float) -> None:
     write_atomically(Path(trainer.args.output_dir) / RECORD_FILE, text + "\n")
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("torch", "transformers", "accelerate", "peft", "deepspeed"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+def settings_to_keep(arguments: RunArguments, config: ROSUConfig) -> dict[str, Any]:
+    """The settings that a checkpoint stores, as JSON reads them back."""
+    window = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
+    settings = {**run_settings(arguments, config, config), "samples_per_step": window}
+    kept: dict[str, Any] = json.loads(json.dumps({k: v for k, v in settings.items() if k not in _FREE}, default=str))
+    if arguments.lora_r is None:
+        kept = {name: value for name, value in kept.items() if name == "lora_r" or not name.startswith("lora_")}
+    return kept
+
+
+def check_same_run(checkpoint: str, arguments: RunArguments, config: ROSUConfig) -> None:
+    """Raise if the checkpoint was written by a run with other settings; those it does not store are not compared."""
+    path = Path(checkpoint) / STATE_FILE
+    before = json.loads(path.read_text(encoding="utf-8")).get("settings", {}) if path.is_file() else {}
+    now = settings_to_keep(arguments, config)
+    then = {name: before[name] for name in now if name in before}
+    then |= {name: now[name] for name in _SOURCES & then.keys() if same_source(then[name], now[name])}
+    if changed := changed_conditions(then, {name: now[name] for name in then}):
+        raise ConfigError(
+            f"{checkpoint!r} is of a run with other settings ({'; '.join(changed)}): resume with the settings it was "
+            "started with, or start a new run in another --output-dir."
+        )
+
+
+def same_source(before: Any, now: Any) -> bool:
+    """Whether two values of a setting name the same file, folder or hub id; lists are compared item by item.
+
+    A file or folder may have another path, or only the same name if the old one no longer exists. Hub ids are not
+    paths: two of them with the same last part are two models.
+    """
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(same_source, before, now))
+    if before == now or not (isinstance(before, str) and isinstance(now, str)):
+        return bool(before == now)
+    old, new = Path(before).expanduser(), Path(now).expanduser()
+    if old.resolve() == new.resolve():
+        return True
+    gone = not _exists(old) and (old.is_absolute() or before.startswith("."))
+    return gone and _exists(new) and old.name == new.name
+
+
+def _exists(path: Path) -> bool:
+    """Whether a source is there; it may end in ``:name`` or ``:name:split``."""
+    text = str(path)
+    return any(Path(place).exists() for place in (text, text.rpartition(":")[0], text.partition(":")[0]) if place)

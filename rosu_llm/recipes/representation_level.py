@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 
-from ..data.corpus import AlternatingCorpora, TextCorpus, load_corpus
+from ..data.corpus import AlternatingCorpora, load_corpus
 from ..data.pairing import ForgetRetainCollator
 from ..errors import ConfigError
 from ..representation.trainer import RepresentationTrainer
-from .loading import Loaded, load_tokenizer
-from .settings import Recipe, RunArguments
+from .prepare import Loaded, load_tokenizer
+from .settings import Recipe
 
 
 def load(recipe: Recipe) -> Loaded:
@@ -30,10 +30,21 @@ def load(recipe: Recipe) -> Loaded:
         )
     tokenizer = load_tokenizer(arguments)
     sources = [arguments.forget_data] if isinstance(arguments.forget_data, str) else list(arguments.forget_data or [])
-    lengths = _lengths(arguments.max_length, len(sources))
-    forget = [_corpus(s, tokenizer, arguments, n, i) for i, (s, n) in enumerate(zip(sources, lengths, strict=True))]
+    given, count = arguments.max_length, len(sources)
+    lengths = [given] * count if isinstance(given, int) else given
+    if len(lengths) != count or not all(isinstance(length, int) for length in lengths):
+        raise ConfigError(f"max_length={given!r} must be one number, or one for each of the {count} forget corpora.")
+    corpus = partial(
+        load_corpus,
+        tokenizer=tokenizer,
+        text_key=arguments.text_key,
+        min_length=arguments.min_length,
+        limit=arguments.limit,
+    )
+    parts = enumerate(zip(sources, lengths, strict=True))
+    forget = [corpus(source, max_length=length, corpus=number) for number, (source, length) in parts]
     assert arguments.retain_data is not None
-    retain = _corpus(arguments.retain_data, tokenizer, arguments, max(lengths), 0)
+    retain = corpus(arguments.retain_data, max_length=max(lengths))
     return Loaded(arguments.model_name_or_path, tokenizer, forget, retain)
 
 
@@ -51,23 +62,3 @@ def build_trainer(recipe: Recipe, loaded: Loaded) -> RepresentationTrainer:
         attn_implementation=arguments.attn_implementation,
         trust_remote_code=arguments.trust_remote_code,
     )
-
-
-def _corpus(source: str, tokenizer: Any, arguments: RunArguments, max_length: int, number: int) -> TextCorpus:
-    return load_corpus(
-        source,
-        tokenizer,
-        text_key=arguments.text_key,
-        min_length=arguments.min_length,
-        max_length=max_length,
-        limit=arguments.limit,
-        corpus=number,
-    )
-
-
-def _lengths(given: int | list[int], count: int) -> list[int]:
-    if isinstance(given, int):
-        return [given] * count
-    if len(given) != count or not all(isinstance(n, int) for n in given):
-        raise ConfigError(f"max_length={given!r} must be one number, or one for each of the {count} forget corpora.")
-    return given

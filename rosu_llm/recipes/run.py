@@ -1,26 +1,26 @@
-"""Run a recipe: prepare, train, save, record."""
+"""Run a recipe: prepare, train, save, record; or measure at the point where training starts."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import TrainerCallback
 
+from ..errors import ConfigError
 from ..training.checkpoints import remove_all
 from ..training.trainer import ROSUMixin
-from .checks import check_start, make_output
-from .loading import Loaded
-from .next_token import chat_format, remember_format
-from .prepare import assemble, load
-from .record import write_record
-from .resume import settings_to_keep
-from .settings import Recipe
+from .next_token import write_format
+from .prepare import Loaded, assemble, check_start, load
+from .record import settings_to_keep, write_record
+from .settings import Recipe, RunArguments
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def run(recipe: Recipe) -> ROSUMixin:
@@ -32,46 +32,73 @@ def run(recipe: Recipe) -> ROSUMixin:
 def train(recipe: Recipe, loaded: Loaded) -> ROSUMixin:
     """The second half of :func:`run`, for a model and data that are loaded already.
 
-    What lies in the output folder is touched only after the first step, before anything is saved: whatever is wrong
-    with the run has come out by then.
+    The output folder's old contents are touched only after the first step, before anything is saved: by then every
+    check of the run has passed.
     """
     arguments, config = recipe
-    out = Path(config.output_dir)
-    make_output(config)
+    if config.should_save:
+        try:
+            Path(config.output_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir={config.output_dir!r} cannot be made ({error.strerror}): give another --output-dir."
+            ) from error
     trainer = assemble(recipe, loaded).trainer
     trainer.check_destination(overwrite=arguments.overwrite)
     trainer.run_settings = settings_to_keep(arguments, config)
-    form = None if recipe.representation_level else chat_format(arguments, loaded.tokenizer)
 
-    def take_over() -> None:
+    @cache
+    def replace_old_run() -> None:
+        """Once, on the process that writes."""
+        if not config.should_save:
+            return
         if arguments.overwrite and not config.resume_from_checkpoint:
-            remove_all(out)
-        if not recipe.representation_level:
-            remember_format(form, out)
+            remove_all(Path(config.output_dir))
+        write_format(arguments, trainer)  # now, for whoever evaluates a checkpoint
 
-    first = _AfterTheFirstStep(take_over)
-    trainer.add_callback(first)
+    class AfterTheFirstStep(TrainerCallback):
+        """The first step builds and checks the method's parts."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            replace_old_run()
+
+    trainer.add_callback(AfterTheFirstStep())
     start = perf_counter()
     trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     seconds = perf_counter() - start
-    first(config)  # a resumed run may have had no step left
-    trainer.save_model()
-    trainer.create_model_card()
-    write_record(trainer, arguments, seconds)
+    replace_old_run()  # a resumed run may have had no step left
+    save(trainer, arguments, seconds)
     logger.info("The model is in %s", config.output_dir)
     return trainer
 
 
-class _AfterTheFirstStep(TrainerCallback):
-    """Does something once, on the process that writes; the method's parts are built and checked in the first step."""
+def save(trainer: ROSUMixin, arguments: RunArguments, seconds: float) -> None:
+    """Write all that a finished run leaves in its folder: the model, its card, its chat format and the record."""
+    trainer.save_model()
+    trainer.create_model_card()
+    if trainer.is_world_process_zero():
+        write_format(arguments, trainer)
+        write_record(trainer, arguments, seconds)
 
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act, self._done = act, False
 
-    def __call__(self, args: Any) -> None:
-        if args.should_save and not self._done:
-            self._done = True
-            self._act()
+def instead_of_training(trainer: ROSUMixin, action: Callable[[], T]) -> T:
+    """Let the trainer wrap and distribute the model, then run ``action`` in place of the first step.
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self(args)
+    It sees the model, losses, precision and layout that training has.
+    """
+
+    class Instead(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise _Done(action())
+
+    trainer.add_callback(Instead())
+    try:
+        trainer.train()
+    except _Done as done:
+        result: T = done.args[0]
+        return result
+    raise AssertionError("the training loop did not begin")
+
+
+class _Done(Exception):
+    """Leaves the training loop before its first step, with a result."""

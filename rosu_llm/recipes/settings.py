@@ -7,8 +7,10 @@ flags are the same names with hyphens.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -96,6 +98,11 @@ class Recipe(NamedTuple):
         return isinstance(self.config, RepresentationConfig)
 
 
+def parts_needed(config: ROSUConfig) -> tuple[str, ...]:
+    """The data a run must name: fine-tuning has nothing to forget."""
+    return ("retain",) if config.rule().passes == ("retain",) else ("forget", "retain")
+
+
 #: For runs whose result is measured in memory: nothing is saved, evaluated, resumed or reported on the way.
 WITHOUT_OUTPUT: dict[str, Any] = {
     "save_strategy": "no",
@@ -128,19 +135,14 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def read_flags(flags: Sequence[str]) -> dict[str, Any]:
     """``--key value``, ``--key=value`` and bare ``--switch`` as a mapping."""
     values: dict[str, Any] = {}
-    i = 0
-    while i < len(flags):
-        flag = flags[i]
+    left = deque(flags)
+    while left:
+        flag = left.popleft()
         if not flag.startswith("--") or len(flag) == 2:
             raise ConfigError(f"{flag!r} is not understood: settings are written --key value, e.g. --rho 0.4.")
         key, equals, value = flag[2:].partition("=")
-        i += 1
         if not equals:
-            if i < len(flags) and not flags[i].startswith("--"):
-                value = flags[i]
-                i += 1
-            else:
-                value = "true"
+            value = left.popleft() if left and not left[0].startswith("--") else "true"
         values[key.replace("-", "_")] = value
     return values
 
@@ -178,8 +180,6 @@ def type_values(values: Mapping[str, Any]) -> tuple[type[ROSUConfig], dict[str, 
 
 
 def _unknown_key(key: str, fields: Mapping[str, Any], chosen: type[ROSUConfig]) -> ConfigError:
-    from difflib import get_close_matches
-
     if key in COMMAND_OPTIONS:
         flag = key.replace("_", "-")
         return ConfigError(f"{key!r} is no setting of the run but an option of the command: write --{flag}.")
