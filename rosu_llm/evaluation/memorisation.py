@@ -1,11 +1,11 @@
-"""How much of a set of answers a model still holds, and whether membership shows.
+"""How much of a set of answers a model still remembers, and how well a loss attack recognises training data.
 
 All figures come from one forward pass per sample under teacher forcing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,15 +19,10 @@ from ..losses import answer_mask, logits_of, token_nll
 
 @dataclass(frozen=True)
 class Scores:
-    """Per-sample figures of one data set.
+    """Per-sample figures of one data set."""
 
-    Attributes:
-        nll: mean answer-token negative log-likelihood.
-        match: share of answer tokens that are the model's first choice ("exact memorization").
-    """
-
-    nll: Tensor
-    match: Tensor
+    nll: Tensor  # mean answer-token negative log-likelihood
+    match: Tensor  # share of answer tokens that are the model's first choice ("exact memorization")
 
     @property
     def probability(self) -> float:
@@ -51,13 +46,15 @@ def score(model: nn.Module, samples: Samples, *, pad_token_id: int = 0, batch_si
     """Score tokenised samples; longest first, so that batches hold samples of similar length."""
     if len(samples) == 0:
         raise DataError("There is no sample to score.")
-    device = next(model.parameters()).device
+    device, collate = next(model.parameters()).device, ForgetRetainCollator(pad_token_id)
+    order = sorted(range(len(samples)), key=lambda i: -len(samples[i]["input_ids"]))
     nll, match = torch.zeros(len(samples)), torch.zeros(len(samples))
     training = model.training
     model.eval()
     try:
-        for rows, batch in _batches(samples, pad_token_id, batch_size):
-            batch = {k: v.to(device) for k, v in batch.items()}
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            batch = {k: v.to(device) for k, v in collate([samples[i] for i in rows]).items()}
             logits, labels = logits_of(model, batch), batch["labels"]
             mask = answer_mask(labels)
             count = mask.sum(-1)
@@ -71,19 +68,11 @@ def score(model: nn.Module, samples: Samples, *, pad_token_id: int = 0, batch_si
     return Scores(nll, match)
 
 
-def _batches(samples: Samples, pad: int, size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    collate = ForgetRetainCollator(pad)
-    order = sorted(range(len(samples)), key=lambda i: -len(samples[i]["input_ids"]))
-    for start in range(0, len(order), size):
-        rows = order[start : start + size]
-        yield rows, collate([samples[i] for i in rows])
-
-
 def membership_auc(members: Tensor, others: Tensor) -> float:
     """Area under the ROC curve of the loss attack: how often a member's loss is below a non-member's.
 
-    0.5 is a coin toss. 1 says the members are still remembered, 0 that their loss is higher than that of
-    data never seen, which gives them away just as surely. Ties count one half.
+    0.5 is chance. 1 means that the members are still remembered; 0 means that their loss is higher than that of
+    unseen data, which identifies them just as well. Ties count one half.
     """
     if members.numel() == 0 or others.numel() == 0:
         raise DataError("The membership attack needs members and non-members; one of them is empty.")

@@ -1,8 +1,8 @@
-"""What a run of OpenUnlearning left behind about itself: Hydra's record of its configuration, and the trainer's state.
+"""What a run of OpenUnlearning recorded about itself: Hydra's files with its configuration, and the trainer's state.
 
 Hydra writes ``.hydra/config.yaml``, ``overrides.yaml`` and ``hydra.yaml`` into a job's folder, transformers writes
 ``trainer_state.json``, and ``scripts/tofu_openunlearning.sh`` writes ``rosu_run.json`` (launcher and devices). Any of
-them may be absent; nothing is guessed in its place.
+them may be missing, and nothing is guessed in its place.
 """
 
 from __future__ import annotations
@@ -20,18 +20,12 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass(frozen=True)
-class Job:
-    """One job's record; empty where the folder holds none.
+class HydraRecord:
+    """What Hydra recorded of one job; empty where the folder holds no record."""
 
-    Attributes:
-        config: the composed configuration.
-        overrides: what was typed on the command line.
-        hydra: Hydra's own settings, with the chosen file of each configuration group.
-    """
-
-    config: Mapping[str, Any] = field(default_factory=dict)
-    overrides: tuple[str, ...] = ()
-    hydra: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)  # as composed
+    overrides: tuple[str, ...] = ()  # what was typed on the command line
+    hydra: Mapping[str, Any] = field(default_factory=dict)  # its own settings, with the chosen file of each group
 
     def get(self, path: str) -> Any:
         """The configuration's value at ``a.b.c``, or None; Hydra records references such as ``${x.y}`` as they are."""
@@ -59,18 +53,14 @@ class Job:
     def uses_plugin(self) -> bool:
         """Whether this package's callback took part."""
         callbacks = _at(self.hydra, "callbacks")
-        targets = (
-            [_at(callback, "_target_") for callback in callbacks.values()] if isinstance(callbacks, Mapping) else []
-        )
-        return any(str(target).startswith("rosu_llm.") for target in targets)
+        entries = callbacks.values() if isinstance(callbacks, Mapping) else ()
+        return any(str(_at(entry, "_target_")).startswith("rosu_llm.") for entry in entries)
 
 
-def read_job(folder: Path) -> Job:
+def read_hydra(folder: Path) -> HydraRecord:
     """The record of the job that ran in ``folder``."""
-    config = _yaml(folder / ".hydra" / "config.yaml")
-    overrides = _yaml(folder / ".hydra" / "overrides.yaml")
-    hydra = _yaml(folder / ".hydra" / "hydra.yaml")
-    return Job(
+    config, overrides, hydra = (_yaml(folder / ".hydra" / f"{name}.yaml") for name in ("config", "overrides", "hydra"))
+    return HydraRecord(
         config if isinstance(config, dict) else {},
         tuple(map(str, overrides)) if isinstance(overrides, list) else (),
         hydra.get("hydra") or {} if isinstance(hydra, dict) else {},

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from math import exp, inf, log, nan
+from math import inf, nan
 
 import pytest
 
 from rosu_llm.errors import ConfigError, DataError
-from rosu_llm.evaluation.aggregates import AUC_TRANSFORMS, auc_closeness, harmonic_mean, truth_probability
+from rosu_llm.evaluation.tofu.summary import AUC_TRANSFORMS, auc_closeness, harmonic_mean
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,3 @@ def test_bad_aucs_and_transforms_are_refused() -> None:
         auc_closeness(0.5, 0.4, transform="span")
     with pytest.raises(ConfigError, match="Did you mean 'range'"):
         auc_closeness(0.5, 0.4, transform="rnage")
-
-
-def test_truth_probability() -> None:
-    """p = 1/2 against 1/6 is 3/4; p = 1/4 against 1/4 is 1/2; their mean 5/8."""
-    assert truth_probability([log(2), log(4)], [log(6), log(4)]) == pytest.approx(5 / 8, abs=1e-9)
-    assert truth_probability([0.0], [800.0]) == pytest.approx(1.0, abs=1e-9)
-    # Both answers impossible: the guard 1e-10 decides, as in OpenUnlearning.
-    assert truth_probability([30.0], [30.0]) == pytest.approx(exp(-30) / (2 * exp(-30) + 1e-10))
-    for pairs in (([], []), ([1.0], [1.0, 2.0])):
-        with pytest.raises(DataError, match="cannot be paired"):
-            truth_probability(*pairs)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rosu_llm.errors import DataError
-from rosu_llm.evaluation.collection import check_comparable, find_reference, find_results, unique_labels
-from rosu_llm.evaluation.provenance import read_job, read_record
-from rosu_llm.evaluation.results import read_result
+from rosu_llm.evaluation.provenance import read_hydra, read_record
+from rosu_llm.evaluation.tofu.collection import check_comparable, find_reference, find_results, unique_labels
+from rosu_llm.evaluation.tofu.results import read_result
 from rosu_llm.presentation.tofu import tofu_table
 from tests.evaluation.saves import FIGURES, make_run, write_eval, write_hydra, write_summary
 
@@ -220,21 +220,21 @@ def test_labels_are_unique(tmp_path: Path) -> None:
 def test_references_inside_a_record_are_followed(tmp_path: Path) -> None:
     config = {"a": {"b": "${c}"}, "c": "${d.e}", "d": {"e": 5}, "x": "${y}", "y": "${x}", "z": "${now:%Y}", "t": "s"}
     write_hydra(tmp_path, config, [], choices={})
-    job = read_job(tmp_path)
+    job = read_hydra(tmp_path)
     assert [job.get(path) for path in ("a.b", "x", "z", "t", "d.nothing", "t.u")] == [5, None, None, "s", None, None]
 
 
 def test_records_that_cannot_be_read(tmp_path: Path) -> None:
-    assert read_job(tmp_path).overrides == ()
-    assert read_job(tmp_path).get("a.b") is None
+    assert read_hydra(tmp_path).overrides == ()
+    assert read_hydra(tmp_path).get("a.b") is None
     assert read_record(tmp_path / "trainer_state.json") == {}
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "config.yaml").write_text("a: [1")
     with pytest.raises(DataError, match=r"config.yaml is not YAML"):
-        read_job(tmp_path)
+        read_hydra(tmp_path)
     (tmp_path / ".hydra" / "config.yaml").write_text("a: !!python/object/apply:os.getcwd []")
     with pytest.raises(DataError, match=r"config.yaml is not YAML"):
-        read_job(tmp_path)
+        read_hydra(tmp_path)
     (tmp_path / "trainer_state.json").write_text("{")
     with pytest.raises(DataError, match="is not JSON"):
         read_record(tmp_path / "trainer_state.json")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rosu_llm.cli import launcher
+from rosu_llm.cli import common
 from rosu_llm.cli.main import main
 from rosu_llm.evaluation.tofu import passes
 from rosu_llm.evaluation.tofu.metrics import METRICS
@@ -64,7 +64,7 @@ def test_a_model_with_its_references(
     auc, other = summary["mia_loss"], of_retain["mia_loss"]
     assert share == pytest.approx(max(0, 1 - abs(auc - other) / max(other, 1 - other)))
 
-    monkeypatch.setattr(passes, "share", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(passes, "run_jobs", lambda *_: pytest.fail("measured again"))
     assert toys("rosu", "--retain", str(folder / "retain90" / "evals_forget10"), "--target", str(folder / "full")) == 0
     assert capsys.readouterr().out == printed
     assert main(["table", str(folder / "rosu"), "--retain", str(folder / "retain90")]) == 0
@@ -108,7 +108,7 @@ def test_several_processes_are_launched(toys: Toys, monkeypatch: pytest.MonkeyPa
         calls.append(call)
         raise SystemExit(0)
 
-    monkeypatch.setattr(launcher.os, "execv", replaced)
+    monkeypatch.setattr(common.os, "execv", replaced)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "")  # restored afterwards
     with pytest.raises(SystemExit):
         toys("rosu", "--num-processes", "2")

@@ -12,10 +12,10 @@ import torch
 
 from rosu_llm.data.chat_format import Encoded
 from rosu_llm.errors import ConfigError, NonFiniteError
-from rosu_llm.evaluation.tofu import answers, figures
-from rosu_llm.evaluation.tofu.answers import TokenStatistics, token_statistics
+from rosu_llm.evaluation.tofu import token_statistics as statistics
 from rosu_llm.evaluation.tofu.metrics import DERIVED, METRICS, attack_entry, datasets_of, entry, needed
-from rosu_llm.evaluation.tofu.sharing import plan
+from rosu_llm.evaluation.tofu.packing import plan_batches
+from rosu_llm.evaluation.tofu.token_statistics import TokenStatistics, token_statistics
 from rosu_llm.experiments.demo.world import small_llama
 
 PAD = 2  # also the end-of-text token, as in Llama 3's tokenizer without padding token
@@ -63,7 +63,7 @@ def naive(model: Any, each: Encoded) -> tuple[list[float], list[bool], list[floa
 
 @pytest.mark.parametrize("chunk", [1, 3 * VOCABULARY, 1 << 25])
 def test_statistics_of_a_ragged_batch(model: Any, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "CHUNK", {"cpu": chunk})
+    monkeypatch.setattr(statistics, "CHUNK", {"cpu": chunk})
     for each, found in zip(SAMPLES, token_statistics(model, SAMPLES, PAD, full=True), strict=True):
         log_prob, hit, z = naive(model, each)
         np.testing.assert_allclose(found.log_prob, log_prob, atol=2e-6)
@@ -141,19 +141,19 @@ def tokens(log_prob: list[float], hit: list[bool] | None = None, z: list[float] 
 )
 def test_extraction_strength_and_exact_memorization(hit: list[bool], strength: float, exact: float | None) -> None:
     made = tokens([0.0] * len(hit), hit)
-    assert figures.extraction_strength(made) == pytest.approx(strength)
-    assert figures.exact_memorization(made) == exact
+    assert made.extraction_strength() == pytest.approx(strength)
+    assert made.exact_memorization() == exact
 
 
 def test_loss_counts_the_closing_token_and_min_k_does_not() -> None:
     made = tokens([-1.0, -5.0, -2.0, -4.0, -3.0, -9.0], z=[0.5, -2.0, 1.0, -1.0, 0.0, -50.0])
-    assert figures.average_loss(made) == pytest.approx(4.0)
-    assert figures.probability(4.0) == pytest.approx(math.exp(-4))
-    assert figures.min_k(made) == pytest.approx(4.5)  # the lowest int(5 · 0.4) = 2 of five
-    assert figures.min_k_plus_plus(made) == pytest.approx(1.5)
-    assert figures.min_k(tokens([-7.0, -1.0])) == pytest.approx(7.0)  # never fewer than one
-    assert figures.min_k(tokens([-7.0])) == 0.0
-    assert figures.zlib_loss(3.0, "ööö") == 3.0 / len(zlib.compress("ööö".encode()))
+    assert made.average_loss() == pytest.approx(4.0)
+    assert made.probability() == pytest.approx(math.exp(-4))
+    assert made.min_k() == pytest.approx(4.5)  # the lowest int(5 · 0.4) = 2 of five
+    assert made.min_k_plus_plus() == pytest.approx(1.5)
+    assert tokens([-7.0, -1.0]).min_k() == pytest.approx(7.0)  # never fewer than one
+    assert tokens([-7.0]).min_k() == 0.0
+    assert tokens([-3.0]).zlib_loss("ööö") == 3.0 / len(zlib.compress("ööö".encode()))
 
 
 def probabilities(losses: list[float | list[float]]) -> dict[str, Any]:
@@ -234,12 +234,30 @@ def test_what_a_metric_needs() -> None:
 
 def test_batches_hold_every_sample_once_and_keep_the_budget() -> None:
     lengths = [7, 3, 50, 9, 9, 1, 30, 12]
-    batches = plan(lengths, batch_size=3, batch_tokens=40)
+    batches = plan_batches(lengths, batch_size=3, batch_tokens=40)
     assert sorted(at for batch in batches for at in batch) == list(range(8))
     assert batches[0] == [2]  # longer than the budget: alone, and first
     assert all(len(b) <= 3 and (len(b) == 1 or max(lengths[i] for i in b) * len(b) <= 40) for b in batches)
     assert [max(lengths[i] for i in batch) for batch in batches] == [50, 30, 12, 7]
-    by_answer = plan([10, 10, 10, 10], batch_size=2, batch_tokens=1000, order=[4, 9, 5, 8])
+    by_answer = plan_batches([10, 10, 10, 10], batch_size=2, batch_tokens=1000, order=[4, 9, 5, 8])
     assert by_answer == [[1, 3], [2, 0]]
-    wide = plan([1, 9, 1, 1], batch_size=9, batch_tokens=18, order=[4, 3, 2, 1])
+    wide = plan_batches([1, 9, 1, 1], batch_size=9, batch_tokens=18, order=[4, 3, 2, 1])
     assert wide == [[0, 1], [2, 3]]  # the widest of a batch counts, also when it is not the first
+
+
+def test_the_truth_ratio_as_a_degree_of_knowledge() -> None:
+    """p = 1/2 against 1/6 is 3/4; p = 1/4 against 1/4 is 1/2; their mean 5/8. Questions are paired by their index."""
+
+    def ratio(true: list[float], false: list[float]) -> float:
+        entries = [
+            {"value_by_index": {str(at): {"avg_loss": x} for at, x in enumerate(side)}} for side in (true, false)
+        ]
+        entries[1]["value_by_index"] = dict(reversed(entries[1]["value_by_index"].items()))
+        return float(DERIVED["forget_truth_ratio_prob_mean"].make(entries, None)["agg_value"])
+
+    assert ratio([math.log(2), math.log(4)], [math.log(6), math.log(4)]) == pytest.approx(5 / 8, abs=1e-9)
+    assert ratio([0.0], [800.0]) == pytest.approx(1.0, abs=1e-9)
+    # Both answers impossible: the guard 1e-10 decides, as in OpenUnlearning.
+    assert ratio([30.0], [30.0]) == pytest.approx(math.exp(-30) / (2 * math.exp(-30) + 1e-10))
+    with pytest.raises(KeyError):  # a question without false answers
+        ratio([1.0, 2.0], [1.0])

@@ -9,8 +9,7 @@ import torch
 
 from rosu_llm.data.chat_format import FORMATS, encode_chat
 from rosu_llm.evaluation.tofu import generation
-from rosu_llm.evaluation.tofu.figures import rouge
-from rosu_llm.evaluation.tofu.generation import generate, text_of
+from rosu_llm.evaluation.tofu.generation import generate, rouge, text_of
 from rosu_llm.experiments.demo.world import small_llama, word_tokenizer
 
 WORDS = "Question: Answer: who was born in Riga ? she wrote . it 's , Oslo we do n't the The".split()
@@ -54,7 +53,7 @@ def test_answers_of_a_ragged_batch_are_those_of_single_prompts(
     assert len({len(sample.prompt_ids) for sample in samples}) > 1
     found = generate(model, tokenizer, samples, tokenizer.pad_token_id, NEW)
     plain = [greedy(model, sample.prompt_ids, tokenizer.eos_token_id) for sample in samples]
-    assert [each.generation for each in found] == [text_of(tokenizer, ids).strip() for ids in plain]
+    assert [each["generation"] for each in found] == [text_of(tokenizer, ids).strip() for ids in plain]
     lengths = {len(ids) for ids in plain}
     assert len(lengths) > 1, "some answers must end before others for this to test anything"
 
@@ -84,14 +83,14 @@ def test_settings_that_count_from_the_first_token_are_not_cut_into_rounds(
         ids = torch.tensor([sample.prompt_ids])
         options = {"attention_mask": torch.ones_like(ids), "pad_token_id": tokenizer.eos_token_id}
         whole = model.generate(ids, max_new_tokens=NEW, do_sample=False, **options)
-        assert each.generation == text_of(tokenizer, whole[0, ids.shape[1] :].tolist()).strip()
+        assert each["generation"] == text_of(tokenizer, whole[0, ids.shape[1] :].tolist()).strip()
 
 
 def test_the_reference_is_the_conversation_without_the_prompt(model: Any, tokenizer: Any) -> None:
     sample = encode_chat(QUESTIONS[0], "she was born in Riga , Oslo .", tokenizer, FORMATS["Llama-2-7b-hf"])
     found = generate(model, tokenizer, [sample], tokenizer.pad_token_id, 1)[0]
-    assert found.input == "Question: who was born in Riga? Answer:"
-    assert found.ground_truth == "she was born in Riga, Oslo."
+    assert found["input"] == "Question: who was born in Riga? Answer:"
+    assert found["ground_truth"] == "she was born in Riga, Oslo."
 
 
 def test_spaces_before_punctuation_are_removed_also_for_byte_pair_tokenizers() -> None:

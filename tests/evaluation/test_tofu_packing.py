@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rosu_llm.data.chat_format import Encoded
-from rosu_llm.evaluation.tofu.answers import may_share, token_statistics
 from rosu_llm.evaluation.tofu.packing import common_length, pack, packed_length
+from rosu_llm.evaluation.tofu.token_statistics import may_share, token_statistics
 from rosu_llm.experiments.demo.world import small_llama
 
 PAD = 2  # also the end-of-text token, which stands inside prompts

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rosu_llm.errors import DataError
-from rosu_llm.evaluation.tofu.sharing import Finished, Job, share
+from rosu_llm.evaluation.processes import BatchJob, Finished, run_jobs
 from tests.conftest import ROOT
 from tests.evaluation.tofu_cases import evaluate, read, theirs
 
@@ -114,11 +114,11 @@ def test_three_processes_of_which_one_is_killed(alone: Alone, tmp_path: Path, mo
 
     titles: list[str] = []
 
-    def noted(jobs: Sequence[Job], finished: Finished) -> None:
+    def noted(jobs: Sequence[BatchJob], finished: Finished) -> None:
         titles.extend(job.title for job in jobs)
-        share(jobs, finished)
+        run_jobs(jobs, finished)
 
-    monkeypatch.setattr("rosu_llm.evaluation.tofu.passes.share", noted)
+    monkeypatch.setattr("rosu_llm.evaluation.tofu.passes.run_jobs", noted)
     passes = Passes()
     for _ in range(2):  # the second time everything is there
         evaluate("chat", "full", tmp_path / "uneven", retain=theirs("chat", "retain"), watch=passes, **UNEVEN)
@@ -156,10 +156,10 @@ def break_one(folder: Path) -> None:
     def measure(_: int, values: list[Any], __: float) -> None:
         (folder / "large.txt").write_text(str([len(value) for value in values]))
 
-    share([Job("large", [[0], [1], [2]], lambda batch: ["ü" * 9_000_000])], measure)
-    jobs = [Job("good", [[0, 1], [2]], work), Job("bad", [[0], [1], [2], [3], [4], [5]], work)]
+    run_jobs([BatchJob("large", [[0], [1], [2]], lambda batch: ["ü" * 9_000_000])], measure)
+    jobs = [BatchJob("good", [[0, 1], [2]], work), BatchJob("bad", [[0], [1], [2], [3], [4], [5]], work)]
     try:
-        share(jobs, finished)
+        run_jobs(jobs, finished)
     except DataError as error:
         (folder / f"{dist.get_rank()}.txt").write_text(str(error))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ import torch
 from rosu_llm.cli.main import main
 from rosu_llm.data.chat_format import Encoded
 from rosu_llm.errors import ConfigError, DataError, NonFiniteError
-from rosu_llm.evaluation.tofu import passes, store
-from rosu_llm.evaluation.tofu.answers import may_share
-from rosu_llm.evaluation.tofu.fluency import available
+from rosu_llm.evaluation.tofu import document, passes
+from rosu_llm.evaluation.tofu.evaluate import evaluate_tofu
+from rosu_llm.evaluation.tofu.generation import classifier_available
 from rosu_llm.evaluation.tofu.packing import packed_length
-from rosu_llm.evaluation.tofu.run import evaluate_tofu
 from rosu_llm.evaluation.tofu.summary import FLUENCY
+from rosu_llm.evaluation.tofu.token_statistics import may_share
 from tests.evaluation.tofu_cases import FIXTURE
 from tests.evaluation.tofu_world import World, edit, read, save_classifier
 
@@ -36,7 +35,7 @@ def world(tmp_path: Path) -> World:
 @pytest.fixture
 def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing may be measured."""
-    monkeypatch.setattr(passes, "share", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr(passes, "run_jobs", lambda *_: pytest.fail("work was done"))
 
 
 def test_an_overwriting_run_that_breaks_leaves_no_results_of_the_other_model(
@@ -45,7 +44,7 @@ def test_an_overwriting_run_that_breaks_leaves_no_results_of_the_other_model(
     settings = replace(world.settings, metrics=PROBABILITY)
     first = world.evaluate(tmp_path / "evals", settings=settings)
     truth = world.evaluate(tmp_path / "truth", seed=1, settings=settings)
-    real = store.write_json
+    real = document.write_json
 
     def full_disk(path: Path, value: Any) -> Path:
         if path.name == "TOFU_EVAL.json":
@@ -53,7 +52,7 @@ def test_an_overwriting_run_that_breaks_leaves_no_results_of_the_other_model(
         return real(path, value)
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "write_json", full_disk)
+        patched.setattr(document, "write_json", full_disk)
         with pytest.raises(OSError, match="No space"):
             world.evaluate(tmp_path / "evals", seed=1, settings=settings, overwrite=True)
     assert world.evaluate(tmp_path / "evals", seed=1, settings=settings) == truth != first
@@ -68,17 +67,17 @@ def test_tokenizer_and_generation_settings_are_part_of_the_model(world: World, t
     world.evaluate(tmp_path, settings=settings)  # which is no property of the tokenizer
     other = world.model()
     other.generation_config.repetition_penalty = 3.0
-    with pytest.raises(ConfigError, match="another model"):
+    with pytest.raises(ConfigError, match="another evaluation: model was sha256:"):
         evaluate_tofu(other, world.tokenizer, settings, tmp_path)
     world.tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
-    with pytest.raises(ConfigError, match="another model"):
+    with pytest.raises(ConfigError, match="another evaluation: model was sha256:"):
         world.evaluate(tmp_path, settings=settings)
 
 
 def test_another_precision_is_called_that(world: World, tmp_path: Path) -> None:
     settings = replace(world.settings, metrics=PROBABILITY)
     world.evaluate(tmp_path, settings=settings)
-    with pytest.raises(ConfigError, match=r"another dtype \(torch.float32, now torch.bfloat16\)"):
+    with pytest.raises(ConfigError, match=r"dtype was torch.float32, now torch.bfloat16"):
         evaluate_tofu(world.model().to(torch.bfloat16), world.tokenizer, settings, tmp_path)
 
 
@@ -156,11 +155,11 @@ def test_rows_that_are_no_text(world: World, tmp_path: Path) -> None:
         ("answer", "  ", "row 2: answer must be text"),
         ("question", "a \ud800 b", r"row 2 holds half a character \('\\ud800'\)"),
     ):
-        rows = json.loads((world.data / "holdout10.json").read_text())
+        rows = (world.data / "holdout10.jsonl").read_text()
         edit(world, "holdout10", lambda found, key=key, value=value: found[1].update({key: value}))  # type: ignore[misc]
         with pytest.raises(DataError, match=f"holdout10, {message}"):
             world.evaluate(tmp_path / "evals")
-        (world.data / "holdout10.json").write_text(json.dumps(rows))
+        (world.data / "holdout10.jsonl").write_text(rows)
     edit(world, "retain_perturbed", lambda found: found[2].update(perturbed_answer=["fine", " "]))
     with pytest.raises(DataError, match="retain_perturbed, row 3: perturbed_answer must be a list of texts"):
         world.evaluate(tmp_path / "evals")
@@ -195,7 +194,7 @@ def test_retain_results_without_numbers(world: World, tmp_path: Path, metric: st
 
 def test_folders_that_are_no_classifier(world: World, tmp_path: Path) -> None:
     save_classifier(world, tmp_path / "good")
-    assert available(str(tmp_path / "good"))
+    assert classifier_available(str(tmp_path / "good"))
     for name, drop, message in (
         ("weights", "model.safetensors", "there are no weights in it"),
         ("tokenizer", "tokenizer.json", "there is no tokenizer in it"),
@@ -203,10 +202,10 @@ def test_folders_that_are_no_classifier(world: World, tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "good", tmp_path / name)
         (tmp_path / name / drop).unlink()
         with pytest.raises(ConfigError, match=message):
-            available(str(tmp_path / name))
+            classifier_available(str(tmp_path / name))
     world.model().save_pretrained(tmp_path / "llama")
     with pytest.raises(ConfigError, match="its architecture is LlamaForCausalLM"):
-        available(str(tmp_path / "llama"))
+        classifier_available(str(tmp_path / "llama"))
 
 
 @pytest.mark.usefixtures("idle")

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from rosu_llm.errors import ConfigError, DataError
-from rosu_llm.evaluation.results import SIDECAR, read_result
+from rosu_llm.evaluation.processes import BatchJob, Finished
 from rosu_llm.evaluation.tofu import passes
-from rosu_llm.evaluation.tofu.metrics import METRICS
-from rosu_llm.evaluation.tofu.run import TofuSettings, _architecture, evaluate_tofu
-from rosu_llm.evaluation.tofu.sharing import Finished, Job
+from rosu_llm.evaluation.tofu.document import SIDECAR
+from rosu_llm.evaluation.tofu.evaluate import _architecture, evaluate_tofu
+from rosu_llm.evaluation.tofu.metrics import METRICS, TofuSettings
+from rosu_llm.evaluation.tofu.results import read_result
 from rosu_llm.evaluation.tofu.summary import FLUENCY, INPUTS
 from tests.evaluation.tofu_world import World, edit, read, save_classifier
 
@@ -84,10 +85,10 @@ def test_batches_do_not_change_the_numbers(done: tuple[World, Path, dict[str, fl
 def test_a_killed_run_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in its seventh pass it keeps six, does the others only, and ends with the same file."""
     whole = world.evaluate(tmp_path / "whole")
-    real, titles = passes.share, dict[str, None]()
+    real, titles = passes.run_jobs, dict[str, None]()
 
-    def killed(jobs: Sequence[Job], finished: Finished) -> None:
-        def watched(job: Job) -> Job:
+    def killed(jobs: Sequence[BatchJob], finished: Finished) -> None:
+        def watched(job: BatchJob) -> BatchJob:
             def work(batch: Sequence[int]) -> Sequence[Any]:
                 titles[job.title] = None
                 if len(titles) == 8 and not (tmp_path / "killed").exists():  # the fifth pass scores two data sets
@@ -99,7 +100,7 @@ def test_a_killed_run_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.
 
         real([watched(job) for job in jobs], finished)
 
-    monkeypatch.setattr(passes, "share", killed)
+    monkeypatch.setattr(passes, "run_jobs", killed)
     with pytest.raises(KeyboardInterrupt):
         world.evaluate(tmp_path / "evals")
     assert set(read(tmp_path / "evals" / "TOFU_EVAL.json")) == {
@@ -142,7 +143,7 @@ def test_nothing_is_done_twice_and_retain_results_can_come_later(
     first = world.evaluate(tmp_path / "evals")
     retain = world.evaluate(tmp_path / "retain", seed=1)
     assert "forget_quality" not in first
-    monkeypatch.setattr(passes, "share", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(passes, "run_jobs", lambda *_: pytest.fail("measured again"))
     second = world.evaluate(tmp_path / "evals", retain=tmp_path / "retain" / "TOFU_EVAL.json")
     assert 0 <= second["forget_quality"] <= 1
     other = 1 - retain["mia_min_k"]
@@ -154,7 +155,7 @@ def test_nothing_is_done_twice_and_retain_results_can_come_later(
 
 def test_only_what_is_asked_for(world: World, tmp_path: Path) -> None:
     for config in ("holdout10", "retain_perturbed", "real_authors_perturbed", "world_facts_perturbed"):
-        (world.data / f"{config}.json").unlink()
+        (world.data / f"{config}.jsonl").unlink()
     settings = replace(world.settings, metrics=("forget_truth_ratio", "exact_memorization"))
     assert set(world.evaluate(tmp_path / "evals", settings=settings)) == {"forget_truth_ratio", "exact_memorization"}
     assert set(read(tmp_path / "evals" / "TOFU_EVAL.json")) == {
@@ -172,14 +173,14 @@ def test_only_what_is_asked_for(world: World, tmp_path: Path) -> None:
 def test_results_of_something_else_are_refused(world: World, tmp_path: Path) -> None:
     settings = replace(world.settings, metrics=("forget_Q_A_Prob",))
     before = world.evaluate(tmp_path, settings=settings)
-    with pytest.raises(ConfigError, match=r"holds results of another model .* --overwrite"):
+    with pytest.raises(ConfigError, match=r"holds results of another evaluation: model was .* --overwrite"):
         world.evaluate(tmp_path, seed=1, settings=settings)
-    with pytest.raises(ConfigError, match="another limit"):
+    with pytest.raises(ConfigError, match="limit was None, now 2"):
         world.evaluate(tmp_path, settings=replace(settings, limit=2))
-    with pytest.raises(ConfigError, match="another chat format"):
+    with pytest.raises(ConfigError, match=r"another evaluation: chat_format\."):
         world.evaluate(tmp_path, settings=replace(settings, chat_format="Llama-2-7b-chat-hf"))
     edit(world, "forget10_perturbed", lambda rows: rows[0].update(paraphrased_answer="other"))
-    with pytest.raises(ConfigError, match="another data"):
+    with pytest.raises(ConfigError, match=r"another evaluation: data.forget10_perturbed was sha256:"):
         world.evaluate(tmp_path, settings=settings)
     assert read(tmp_path / "TOFU_SUMMARY.json") == before
     after = world.evaluate(tmp_path, seed=1, settings=replace(settings, limit=2), overwrite=True)
@@ -208,7 +209,7 @@ def test_retain_results_of_other_questions_are_refused(world: World, tmp_path: P
 def test_questions_that_do_not_fit_are_refused_before_any_work(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "share", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr(passes, "run_jobs", lambda *_: pytest.fail("work was done"))
     edit(world, "forget10", lambda rows: rows.reverse())
     with pytest.raises(DataError, match="forget10_perturbed does not match forget10: row 1"):
         world.evaluate(tmp_path / "evals")

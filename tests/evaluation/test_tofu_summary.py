@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rosu_llm.errors import ConfigError, DataError
-from rosu_llm.evaluation.aggregates import harmonic_mean
-from rosu_llm.evaluation.tofu.summary import ATTACKS, COLUMNS, FLUENCY, INPUTS, MODEL_UTILITY, summarise
+from rosu_llm.evaluation.tofu.summary import ATTACKS, COLUMNS, FLUENCY, INPUTS, MODEL_UTILITY, harmonic_mean, summarise
 
 # 1−x: .5, .25, .5, .25 → Mem = 4/(2+4+2+4) = 1/3.  HM(.6, .3) = .4.
 MODEL = {

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rosu_llm.errors import DataError
-from rosu_llm.evaluation.wmdp.data import TASKS, write_tasks
+from rosu_llm.evaluation.wmdp.evaluate import TASKS, write_tasks
 from tests.evaluation.wmdp_records import write_questions
 
 pytest.importorskip("lm_eval")

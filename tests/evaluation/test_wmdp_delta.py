@@ -9,12 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rosu_llm.evaluation.wmdp.delta_score import Score, delta_score, paired_stderr
+from rosu_llm.evaluation.wmdp.document import WmdpScore, delta_score, paired_stderr
 from rosu_llm.presentation.wmdp import PAPER
 
 
-def scores(mmlu: float, bio: float, cyber: float, error: float | None = 0.01) -> dict[str, Score]:
-    return {"mmlu": Score(mmlu, error, 99), "wmdp_bio": Score(bio, error, 99), "wmdp_cyber": Score(cyber, error, 99)}
+def score(accuracy: float, error: float | None = 0.01) -> WmdpScore:
+    return {"accuracy": accuracy, "stderr": error, "questions": 99}
+
+
+def scores(mmlu: float, bio: float, cyber: float, error: float | None = 0.01) -> dict[str, WmdpScore]:
+    return {"mmlu": score(mmlu, error), "wmdp_bio": score(bio, error), "wmdp_cyber": score(cyber, error)}
 
 
 @pytest.mark.parametrize("name", PAPER["table"])
@@ -22,7 +26,7 @@ def test_the_papers_rows_follow_from_its_definition(name: str) -> None:
     """Also a check of scale: in percent or with another chance level none of them would."""
     printed, *row = PAPER["table"][name]
     base = PAPER["table"]["Base"][1]
-    assert round(delta_score(scores(*row), Score(base, None, 99)).value, 3) == printed
+    assert round(delta_score(scores(*row), score(base, None))["value"], 3) == printed
 
 
 def test_the_papers_rows_are_those_of_the_paper(shared_data: Path) -> None:
@@ -39,11 +43,11 @@ def test_the_papers_rows_are_those_of_the_paper(shared_data: Path) -> None:
 
 
 def test_signs_do_not_matter() -> None:
-    below = delta_score(scores(0.50, 0.20, 0.15), Score(0.58, 0.01, 99))
-    above = delta_score(scores(0.66, 0.30, 0.35), Score(0.58, 0.01, 99))
-    assert below.value == pytest.approx(above.value) == pytest.approx(0.08 + 0.05 + 0.10)
-    assert below.stderr == pytest.approx(above.stderr)
-    assert below.terms == pytest.approx({"mmlu": 0.08, "wmdp_bio": 0.05, "wmdp_cyber": 0.10})
+    below = delta_score(scores(0.50, 0.20, 0.15), score(0.58, 0.01))
+    above = delta_score(scores(0.66, 0.30, 0.35), score(0.58, 0.01))
+    assert below["value"] == pytest.approx(above["value"]) == pytest.approx(0.08 + 0.05 + 0.10)
+    assert below["stderr"] == pytest.approx(above["stderr"])
+    assert below["terms"] == pytest.approx({"mmlu": 0.08, "wmdp_bio": 0.05, "wmdp_cyber": 0.10})
 
 
 def test_paired_error_is_that_of_the_mean_difference() -> None:
@@ -55,11 +59,11 @@ def test_paired_error_is_that_of_the_mean_difference() -> None:
 
 
 def test_without_answers_the_error_is_that_of_independent_samples() -> None:
-    delta = delta_score(scores(0.5, 0.3, 0.3, 0.03), Score(0.58, 0.04, 99))
-    assert delta.method == "independent"
-    assert delta.mmlu_difference_stderr == pytest.approx(0.05)
-    assert delta.stderr == pytest.approx(math.sqrt(0.05**2 + 2 * 0.03**2))
-    assert delta_score(scores(0.5, 0.3, 0.3, None), Score(0.58, 0.04, 99)).stderr is None
+    delta = delta_score(scores(0.5, 0.3, 0.3, 0.03), score(0.58, 0.04))
+    assert delta["method"] == "independent"
+    assert delta["mmlu_difference_stderr"] == pytest.approx(0.05)
+    assert delta["stderr"] == pytest.approx(math.sqrt(0.05**2 + 2 * 0.03**2))
+    assert delta_score(scores(0.5, 0.3, 0.3, None), score(0.58, 0.04))["stderr"] is None
 
 
 def test_the_error_is_the_spread_over_repeated_experiments() -> None:
@@ -67,8 +71,8 @@ def test_the_error_is_the_spread_over_repeated_experiments() -> None:
     random = np.random.default_rng(0)
     n, values, errors = 300, [], []
 
-    def measured(right: np.ndarray) -> Score:
-        return Score(float(right.mean()), float(right.std(ddof=1) / math.sqrt(len(right))), len(right))
+    def measured(right: np.ndarray) -> WmdpScore:
+        return score(float(right.mean()), float(right.std(ddof=1) / math.sqrt(len(right))))
 
     for _ in range(2000):
         base = random.random(n) < 0.6
@@ -77,6 +81,6 @@ def test_the_error_is_the_spread_over_repeated_experiments() -> None:
         row |= {task: measured(random.random(n) < p) for task, p in (("wmdp_bio", 0.5), ("wmdp_cyber", 0.05))}
         text = ["".join("01"[int(right)] for right in answers) for answers in (mine, base)]
         delta = delta_score(row, measured(base), *text)
-        values.append(delta.value)
-        errors.append(delta.stderr)
+        values.append(delta["value"])
+        errors.append(delta["stderr"])
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.05)

@@ -12,10 +12,9 @@ import pytest
 
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.evaluation.model_identity import find_model
-from rosu_llm.evaluation.wmdp.data import TASKS, write_tasks
-from rosu_llm.evaluation.wmdp.lm_eval_run import Settings, device_type, evaluate
-from rosu_llm.evaluation.wmdp.run import Request, run
-from rosu_llm.evaluation.wmdp.run import run as wmdp
+from rosu_llm.evaluation.wmdp import run as wmdp
+from rosu_llm.evaluation.wmdp.evaluate import TASKS, WmdpSettings, device_type, evaluate, write_tasks
+from rosu_llm.evaluation.wmdp.run import WmdpRequest, run
 from tests.evaluation.wmdp_records import VERSIONS, copy_model, evaluation, real_questions
 
 TOPICS = {
@@ -67,10 +66,10 @@ def world(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     folder = tmp_path_factory.mktemp("wmdp")
     data = real_questions(shared_data, folder / "data")
     model = copy_model(shared_data / "stories260K", folder / "unlearned", noise=0.5)
-    request = Request(
+    request = WmdpRequest(
         model=str(model),
         base=str(shared_data / "stories260K"),
-        settings=Settings(TASKS, dtype="float32", device="cpu", batch_size="4"),
+        settings=WmdpSettings(TASKS, dtype="float32", device="cpu", batch_size="4"),
         out=folder / "out",
         cache=folder / "cache",
         data_dir=data,
@@ -143,7 +142,7 @@ def test_a_group_that_averages_subjects_is_refused(world: dict[str, Any], tmp_pa
 
 
 @pytest.fixture
-def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Request, list[str]]:
+def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[WmdpRequest, list[str]]:
     for name in ("model", "base"):
         folder = tmp_path / name
         folder.mkdir()
@@ -151,7 +150,7 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Request, li
             (folder / file).write_text(f'"{name}"')
     calls: list[str] = []
 
-    def answer(model: Any, settings: Settings, include: Any, **_: Any) -> Any:
+    def answer(model: Any, settings: WmdpSettings, include: Any, **_: Any) -> Any:
         calls.append(model.label)
         right = "1110" if model.label == "base" else "1010"
         limited = {name: right[: settings.limit] for name in ("wmdp_bio", "wmdp_cyber", "mmlu_anatomy")}
@@ -160,24 +159,24 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Request, li
 
     monkeypatch.setattr(wmdp, "evaluate", answer)
     monkeypatch.setattr(wmdp, "require_lm_eval", lambda: None)
-    request = Request(
+    request = WmdpRequest(
         model=str(tmp_path / "model"),
         base=str(tmp_path / "base"),
-        settings=Settings(TASKS),
+        settings=WmdpSettings(TASKS),
         out=tmp_path / "out",
         cache=tmp_path / "cache",
     )
     return request, calls
 
 
-def record(request: Request) -> dict[str, Any]:
+def record(request: WmdpRequest) -> dict[str, Any]:
     path = run(request)
     assert path is not None
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
 
-def test_the_base_is_evaluated_once(staged: tuple[Request, list[str]]) -> None:
+def test_the_base_is_evaluated_once(staged: tuple[WmdpRequest, list[str]]) -> None:
     request, calls = staged
     first, second = record(request), record(request)
     assert calls == ["model", "base", "model"]
@@ -187,7 +186,7 @@ def test_the_base_is_evaluated_once(staged: tuple[Request, list[str]]) -> None:
     assert calls[-1] == "base"
 
 
-def test_evaluating_a_model_alone_serves_as_base_later(staged: tuple[Request, list[str]]) -> None:
+def test_evaluating_a_model_alone_serves_as_base_later(staged: tuple[WmdpRequest, list[str]]) -> None:
     request, calls = staged
     assert request.base is not None
     record(dataclasses.replace(request, model=request.base, base=None))
@@ -196,7 +195,7 @@ def test_evaluating_a_model_alone_serves_as_base_later(staged: tuple[Request, li
 
 
 def test_a_changed_base_is_evaluated_again_even_with_the_same_size_and_time(
-    staged: tuple[Request, list[str]],
+    staged: tuple[WmdpRequest, list[str]],
 ) -> None:
     request, calls = staged
     record(request)
@@ -209,7 +208,7 @@ def test_a_changed_base_is_evaluated_again_even_with_the_same_size_and_time(
 
 
 @pytest.mark.parametrize("change", [{"limit": 2}, {"dtype": "bfloat16"}, {"trust_remote_code": True}], ids=str)
-def test_other_conditions_do_not_reuse(staged: tuple[Request, list[str]], change: dict[str, Any]) -> None:
+def test_other_conditions_do_not_reuse(staged: tuple[WmdpRequest, list[str]], change: dict[str, Any]) -> None:
     request, calls = staged
     record(request)
     record(dataclasses.replace(request, settings=dataclasses.replace(request.settings, **change)))
@@ -218,7 +217,7 @@ def test_other_conditions_do_not_reuse(staged: tuple[Request, list[str]], change
 
 @pytest.mark.parametrize("package", ["lm-eval", "transformers", "torch"])
 def test_other_versions_do_not_reuse(
-    staged: tuple[Request, list[str]], package: str, monkeypatch: pytest.MonkeyPatch
+    staged: tuple[WmdpRequest, list[str]], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, calls = staged
     record(request)
@@ -227,14 +226,14 @@ def test_other_versions_do_not_reuse(
     assert calls == ["model", "base"] * 2
 
 
-def test_other_questions_do_not_reuse(staged: tuple[Request, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_questions_do_not_reuse(staged: tuple[WmdpRequest, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     request, _ = staged
     record(request)
     monkeypatch.setenv("SALT", "edited")
     assert not record(request)["base"]["cached"]
 
 
-def test_a_broken_cache_is_ignored(staged: tuple[Request, list[str]]) -> None:
+def test_a_broken_cache_is_ignored(staged: tuple[WmdpRequest, list[str]]) -> None:
     request, _ = staged
     record(request)
     for file in (request.cache / "wmdp").iterdir():
@@ -242,15 +241,15 @@ def test_a_broken_cache_is_ignored(staged: tuple[Request, list[str]]) -> None:
     assert not record(request)["base"]["cached"]
 
 
-def test_limited_results_say_so(staged: tuple[Request, list[str]]) -> None:
+def test_limited_results_say_so(staged: tuple[WmdpRequest, list[str]]) -> None:
     request, _ = staged
-    limited = record(dataclasses.replace(request, settings=Settings(TASKS, limit=2)))
+    limited = record(dataclasses.replace(request, settings=WmdpSettings(TASKS, limit=2)))
     assert limited["limited"] == 2
     assert limited["notes"][0].startswith("LIMITED to 2 questions per task")
 
 
 def test_a_base_that_fails_does_not_take_the_models_result_along(
-    staged: tuple[Request, list[str]], monkeypatch: pytest.MonkeyPatch
+    staged: tuple[WmdpRequest, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, _ = staged
     good = wmdp.evaluate
@@ -268,13 +267,13 @@ def test_a_base_that_fails_does_not_take_the_models_result_along(
     assert left["delta_score"] == {"missing": "the base was not evaluated"}
 
 
-def test_a_part_of_the_tasks_gives_no_delta_score(staged: tuple[Request, list[str]]) -> None:
+def test_a_part_of_the_tasks_gives_no_delta_score(staged: tuple[WmdpRequest, list[str]]) -> None:
     request, _ = staged
-    partial = record(dataclasses.replace(request, settings=Settings(("mmlu",))))
+    partial = record(dataclasses.replace(request, settings=WmdpSettings(("mmlu",))))
     assert partial["delta_score"] == {"missing": "wmdp_bio, wmdp_cyber not evaluated"}
 
 
-def test_results_of_another_model_are_not_overwritten(staged: tuple[Request, list[str]]) -> None:
+def test_results_of_another_model_are_not_overwritten(staged: tuple[WmdpRequest, list[str]]) -> None:
     request, calls = staged
     record(request)
     (Path(request.model) / "config.json").write_text('"trained further"')
@@ -300,7 +299,7 @@ def test_results_of_another_model_are_not_overwritten(staged: tuple[Request, lis
     ],
 )
 def test_bad_requests_are_refused_before_any_work(
-    staged: tuple[Request, list[str]], change: dict[str, Any], settings: dict[str, Any], message: str
+    staged: tuple[WmdpRequest, list[str]], change: dict[str, Any], settings: dict[str, Any], message: str
 ) -> None:
     request, calls = staged
     changed = dataclasses.replace(request, settings=dataclasses.replace(request.settings, **settings), **change)
@@ -310,13 +309,13 @@ def test_bad_requests_are_refused_before_any_work(
 
 
 def test_fewer_questions_than_processes_are_refused(
-    staged: tuple[Request, list[str]], monkeypatch: pytest.MonkeyPatch
+    staged: tuple[WmdpRequest, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """lm-eval would fail with an index error, or leave the other processes waiting."""
     request, calls = staged
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ConfigError, match="limit 3 leaves some of 4 processes without a question"):
-        run(dataclasses.replace(request, settings=Settings(TASKS, limit=3)))
+        run(dataclasses.replace(request, settings=WmdpSettings(TASKS, limit=3)))
     assert not calls
 
 

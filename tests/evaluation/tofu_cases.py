@@ -25,7 +25,7 @@ def evaluate(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rosu_llm.evaluation.tofu.run import TofuSettings, evaluate_tofu
+    from rosu_llm import TofuSettings, evaluate_tofu
 
     form, tokenizer = CASES[case]
     llama = AutoModelForCausalLM.from_pretrained(FIXTURE / model, dtype=torch.float32)

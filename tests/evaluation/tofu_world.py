@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from rosu_llm.evaluation.tofu.run import TofuSettings, evaluate_tofu
-from rosu_llm.experiments.demo.run import SMOKE
-from rosu_llm.experiments.demo.world import build_world, small_llama
-from rosu_llm.toys.tofu import write_toy_data
+from rosu_llm import TofuSettings, evaluate_tofu
+from rosu_llm.experiments.demo.world import SMOKE, build_world, small_llama
+from rosu_llm.toys import write_toy_data
 
 
 class World:
@@ -44,10 +43,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def edit(world: World, config: str, change: Callable[[list[dict[str, Any]]], Any]) -> None:
-    path = world.data / f"{config}.json"
-    rows = json.loads(path.read_text())
+    path = world.data / f"{config}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     change(rows)
-    path.write_text(json.dumps(rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def save_classifier(world: World, folder: Path) -> Any:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-from rosu_llm.evaluation.wmdp.delta_score import Score
-from rosu_llm.evaluation.wmdp.lm_eval_run import Evaluation, Settings
+from rosu_llm.evaluation.wmdp.document import WmdpEvaluation, WmdpLeaf, WmdpScore
+from rosu_llm.evaluation.wmdp.evaluate import WmdpSettings
 
 VERSIONS = {"lm-eval": "0.4.13", "transformers": "5", "torch": "2"}
 
@@ -61,9 +60,9 @@ def copy_model(source: Path, target: Path, noise: float = 0.0) -> Path:
     return target
 
 
-def evaluation(answers: dict[str, str], settings: Settings, salt: str = "") -> Evaluation:
+def evaluation(answers: dict[str, str], settings: WmdpSettings, salt: str = "") -> WmdpEvaluation:
     """What lm-eval would have given for these answers (leaf task → ``1`` or ``0`` per question)."""
-    leaves: dict[str, dict[str, Any]] = {
+    leaves: dict[str, WmdpLeaf] = {
         name: {
             "of": name if name.startswith("wmdp") else "mmlu",
             "version": 1,
@@ -75,10 +74,10 @@ def evaluation(answers: dict[str, str], settings: Settings, salt: str = "") -> E
         }
         for name, text in answers.items()
     }
-    scores = {}
+    scores: dict[str, WmdpScore] = {}
     for task in settings.tasks:
         text = "".join(leaf["answers"] for leaf in leaves.values() if leaf["of"] == task)
-        scores[task] = Score(text.count("1") / len(text), 0.1, len(text))
+        scores[task] = {"accuracy": text.count("1") / len(text), "stderr": 0.1, "questions": len(text)}
     used = {
         "tasks": list(settings.tasks),
         "limit": settings.limit,
@@ -87,4 +86,5 @@ def evaluation(answers: dict[str, str], settings: Settings, salt: str = "") -> E
         "dtype_used": "float32",
         "processes": 1,
     }
-    return Evaluation(scores, leaves, used, dict(VERSIONS), "2026-01-01T00:00:00+00:00")
+    date = "2026-01-01T00:00:00+00:00"
+    return {"scores": scores, "leaves": leaves, "settings": used, "versions": dict(VERSIONS), "date": date}

@@ -1,47 +1,52 @@
-"""What a model answers: greedy generation, and the texts that OpenUnlearning compares by ROUGE.
+"""What a model answers: greedy generation, and its figures, ROUGE and fluency.
 
-The reference answer is not the row's: it is the decoded conversation with the decoded prompt taken out of it, so that
-both sides went through the same tokenizer. Spaces before punctuation are removed on both sides, which transformers 5
-no longer does for byte-pair tokenizers by itself.
+The reference answer is not the row's text but the decoded conversation without the decoded prompt, so that both sides
+went through the same tokenizer. Spaces before punctuation are removed on both sides, which transformers 5 no longer
+does for byte-pair tokenizers.
+
+Fluency is how sure a classifier is that an answer is language and not gibberish (OpenUnlearning's
+``forget_Q_A_gibberish``). The classifier comes from the hub or from a local folder of the same architecture.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...compat import dtype_argument
 from ...data.chat_format import Encoded
-from ...errors import NonFiniteError
-from .answers import BROKEN
+from ...errors import ConfigError, NonFiniteError
+from ..model_identity import TOKENIZER_FILES
+from .token_statistics import BROKEN
 
 ROUND = 8  # tokens
-#: Settings of generation that count tokens: 0 or nothing means that they are off.
+#: Generation settings that count tokens; 0 and None turn them off.
 COUNTED = ("min_length", "min_new_tokens", "begin_suppress_tokens", "exponential_decay_length_penalty")
-#: Tokens that must come first or last; 0 is a token.
+#: Tokens that must come first or last; None turns them off, 0 is a token.
 FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 
+CLASSIFIER = "madhurjindal/autonlp-Gibberish-Detector-492513457"
+CLEAN = 0  # the class "clean" among clean, mild gibberish, noise, word salad
+CLASSIFIED_TOKENS, CLASSIFIED_AT_ONCE = 32, 32
 
-@dataclass(frozen=True)
-class Answered:
-    """One question with the answer it should get and the one it got."""
-
-    input: str
-    ground_truth: str
-    generation: str
+logger = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
-def generate(model: Any, tokenizer: Any, batch: Sequence[Encoded], pad: int, max_new_tokens: int) -> list[Answered]:
-    """Greedy answers of one batch, padded on the left."""
+def generate(
+    model: Any, tokenizer: Any, batch: Sequence[Encoded], pad: int, max_new_tokens: int
+) -> list[dict[str, str]]:
+    """Greedy answers of one batch, padded on the left: ``input``, ``ground_truth`` and ``generation`` of each."""
     device = next(model.parameters()).device
     longest = max(len(sample.prompt_ids) for sample in batch)
     rows = [[*[pad] * (longest - len(sample.prompt_ids)), *sample.prompt_ids] for sample in batch]
     ids = torch.tensor(rows, device=device)
-    # padding by the token, as for given answers
+    # the mask hides every padding token, as for given answers
     generations = _greedy(model, ids, (ids != pad).long(), tokenizer.eos_token_id, max_new_tokens)
     end = tokenizer.decode([tokenizer.eos_token_id], clean_up_tokenization_spaces=False)
     answered = []
@@ -50,15 +55,16 @@ def generate(model: Any, tokenizer: Any, batch: Sequence[Encoded], pad: int, max
         generated = text_of(tokenizer, new)
         if end:
             generated = generated.split(end)[0]
-        answered.append(Answered(asked, whole.replace(asked, "").strip(), generated.strip()))
+        truth = whole.replace(asked, "").strip()
+        answered.append({"input": asked, "ground_truth": truth, "generation": generated.strip()})
     return answered
 
 
 def _greedy(model: Any, ids: Tensor, mask: Tensor, pad: int, max_new_tokens: int) -> list[list[int]]:
     """The new tokens of each row.
 
-    A batch costs as much as its longest answer times its rows, and one answer that never ends would make all of them
-    long. So it runs in rounds of ``ROUND`` tokens, and rows that have ended leave it, cache and all, after each.
+    The cost of a batch is its rows times its longest answer, so one answer that never ends would slow down all rows.
+    Generation therefore runs in rounds of ``ROUND`` tokens, after each of which finished rows leave batch and cache.
     """
     from transformers import DynamicCache, LogitsProcessorList
 
@@ -70,7 +76,7 @@ def _greedy(model: Any, ids: Tensor, mask: Tensor, pad: int, max_new_tokens: int
         broken.logical_or_(scores.isnan().any())
         return scores
 
-    # settings that count from the first or to the last token, or keep several continuations, need it in one go
+    # settings that count tokens, or keep several continuations, need all tokens in one round
     counts = any(getattr(settings, name, None) for name in COUNTED)
     forces = any(getattr(settings, name, None) is not None for name in FORCED)
     length = max_new_tokens if counts or forces or (settings.num_beams or 1) > 1 else ROUND
@@ -106,7 +112,7 @@ def _greedy(model: Any, ids: Tensor, mask: Tensor, pad: int, max_new_tokens: int
         cache = output.past_key_values
         if isinstance(cache, DynamicCache):
             cache.batch_select_indices(going)
-        else:  # of a fixed size, or of a kind of its own: the next round reads the prompt again
+        else:  # a cache that cannot drop rows: the next round reads the prompt again
             cache = None
     return found
 
@@ -115,3 +121,69 @@ def text_of(tokenizer: Any, ids: Sequence[int], *, clean: bool = True) -> str:
     """Decoded text without special tokens; ``clean`` removes the spaces before punctuation."""
     text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return str(tokenizer.clean_up_tokenization(text)) if clean else text
+
+
+def rouge(scorer: Any, truth: str, generated: str) -> dict[str, float]:
+    """ROUGE-1 recall and ROUGE-L of a generated answer."""
+    scores = scorer.score(truth, generated)
+    return {
+        "rouge1_recall": float(scores["rouge1"].recall),
+        "rougeL_f1": float(scores["rougeL"].fmeasure),
+        "rougeL_recall": float(scores["rougeL"].recall),
+    }
+
+
+def classifier_available(name: str | None) -> bool:
+    """Whether the classifier can be loaded; warns if the default one cannot, raises if another one cannot."""
+    from transformers import AutoConfig
+
+    if name is None:
+        return False
+    try:
+        _check(AutoConfig.from_pretrained(name), Path(name).expanduser())
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        if name != CLASSIFIER:
+            where = "folder" if Path(name).exists() else "folder or hub id"
+            raise ConfigError(
+                f"--fluency-model {name!r} is not the {where} of a classifier ({reason}). Give one, or 'none'."
+            ) from error
+        logger.warning(
+            "The fluency classifier %s is out of reach (%s): forget_Q_A_gibberish is left out and Util is model "
+            "utility alone. Give a local copy with --fluency-model FOLDER.",
+            name,
+            reason,
+        )
+        return False
+    return True
+
+
+def _check(config: Any, folder: Path) -> None:
+    """Raise if this is no classifier, before any answer is generated."""
+    kinds = config.architectures or []
+    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise ValueError(f"its architecture is {', '.join(kinds) or 'unknown'}")
+    if folder.is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        raise OSError("there are no weights in it")
+    if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise OSError("there is no tokenizer in it")
+
+
+class FluencyClassifier:
+    """The classifier on a device, in float32."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(name)
+        self.model: Any = AutoModelForSequenceClassification.from_pretrained(name, **dtype_argument(torch.float32))
+        self.model.to(device).eval()
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[str]) -> list[float]:
+        """p(clean) of each text's first 32 tokens."""
+        inputs = self.tokenizer(
+            list(texts), return_tensors="pt", padding=True, truncation=True, max_length=CLASSIFIED_TOKENS
+        ).to(self.model.device)
+        shares: list[float] = torch.softmax(self.model(**inputs).logits, -1)[:, CLEAN].tolist()
+        return shares

@@ -1,8 +1,8 @@
-"""Answers to the same question in one row, so that the question is read once and not once per answer.
+"""Which samples share a batch, and several answers to one question in one row, so that it is read only once.
 
-A row holds the first answer's tokens, question and all, and of every other answer what follows the tokens that all of
-them begin with. Attention lets an answer see that beginning and itself, positions count as if it were alone: the
-numbers are those of separate rows up to rounding, for models in which tokens meet in attention only.
+A row holds the tokens with which all samples begin, then the rest of each sample. The attention mask lets each answer
+see the common beginning and itself, and its positions are those it has alone. The numbers equal those of separate rows
+up to rounding in models whose tokens interact through attention only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,22 +18,37 @@ from torch import Tensor
 from ...data.chat_format import IGNORE, Encoded
 
 
+def plan_batches(
+    lengths: Sequence[int], *, batch_size: int, batch_tokens: int, order: Sequence[Any] = ()
+) -> list[list[int]]:
+    """Batches of sample numbers, longest first, each of at most ``batch_size`` samples and ``batch_tokens`` tokens.
+
+    Tokens are counted with padding; a sample that is longer than the budget gets a batch of its own. ``order``
+    replaces the length as what samples are sorted by.
+    """
+    keys = order or lengths
+    batches: list[list[int]] = []
+    widest = 0
+    for at in sorted(range(len(lengths)), key=lambda at: keys[at], reverse=True):
+        grown = max(widest, lengths[at])
+        if batches and len(batches[-1]) < batch_size and grown * (len(batches[-1]) + 1) <= batch_tokens:
+            batches[-1].append(at)
+            widest = grown
+        else:
+            batches.append([at])
+            widest = lengths[at]
+    return batches
+
+
 @dataclass(frozen=True)
 class Packed:
-    """A batch for the model.
+    """A batch for the model."""
 
-    Attributes:
-        inputs: its arguments.
-        rows, columns: where each answer token is predicted, sample after sample.
-        targets: these tokens.
-        counts: how many each sample has.
-    """
-
-    inputs: dict[str, Tensor]
-    rows: Tensor
+    inputs: dict[str, Tensor]  # the model's arguments
+    rows: Tensor  # where each answer token is predicted, sample after sample
     columns: Tensor
-    targets: Tensor
-    counts: list[int]
+    targets: Tensor  # these tokens
+    counts: list[int]  # how many of them each sample has
 
 
 def pack(batch: Sequence[Encoded], pad: int, *, share: bool, dtype: torch.dtype = torch.float32) -> Packed:

@@ -1,79 +1,80 @@
-"""The passes of one model over its questions: each measures several metrics at once, and ends with them on disk."""
+"""The passes of one model over its questions: each measures several metrics at once and then writes them to disk."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...data.chat_format import IGNORE
 from ...errors import ConfigError
-from . import figures, fluency
-from .answers import TokenStatistics, may_share, token_statistics
-from .generation import generate, text_of
-from .metrics import ATTACKS, GENERATED, MEMORISED, PROBABILITIES, Answers, Entry, attack_entry, entry
-from .packing import packed_length
-from .processes import from_first
+from ..processes import BatchJob, from_first, run_jobs
+from .document import Entry, TofuStore
+from .generation import CLASSIFIED_AT_ONCE, FluencyClassifier, generate, rouge, text_of
+from .metrics import (
+    ATTACKS,
+    GENERATED,
+    MEMORISED,
+    PROBABILITIES,
+    AnswerField,
+    TofuSettings,
+    attack_entry,
+    entry,
+    score_entry,
+)
+from .packing import packed_length, plan_batches
 from .questions import Encoder
-from .settings import TofuSettings
-from .sharing import Job, plan, share
-from .store import Store
 from .summary import FLUENCY
+from .token_statistics import TokenStatistics, may_share, token_statistics
 
 logger = logging.getLogger(__name__)
 
-FORGET, HOLDOUT = PROBABILITIES["forget_Q_A_Prob"], Answers("holdout", "answer")
+FORGET, HOLDOUT = PROBABILITIES["forget_Q_A_Prob"], AnswerField("holdout", "answer")
 
 #: For each of several sets of answers: the statistics of every answer of every question.
 Scores = list[list[list[TokenStatistics]]]
 
 
-@dataclass(frozen=True)
-class Pass:
-    """What is measured together.
+class Pass(NamedTuple):
+    """What is measured together: the work on the model, and how its results become metrics."""
 
-    Attributes:
-        jobs: what has to be done for it.
-        make: the metrics, of the jobs' results.
-    """
-
-    jobs: tuple[Job, ...]
+    jobs: tuple[BatchJob, ...]
     make: Callable[..., dict[str, Entry]]
 
 
 class Passes:
-    """What has to be run on the model, in which order.
+    """All passes that an evaluation needs, in their order.
 
     Args:
-        model, tokenizer: in evaluation mode, on its device.
-        encoder: gives the samples.
+        model: in evaluation mode, on its device.
+        encoder: gives the samples, and has the tokenizer.
         store: takes the results.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, settings: TofuSettings, encoder: Encoder, store: Store) -> None:
-        self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.encoder, self.store = encoder, store
+    def __init__(self, model: Any, settings: TofuSettings, encoder: Encoder, store: TofuStore) -> None:
+        self.model, self.settings, self.encoder, self.store = model, settings, encoder, store
+        self.tokenizer = tokenizer = encoder.tokenizer
         # OpenUnlearning's choice where a tokenizer has no padding token
         self.pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self._plan = partial(plan_batches, batch_size=settings.batch_size, batch_tokens=settings.batch_tokens)
 
     def run(self, metrics: set[str]) -> None:
-        """Every pass that one of the metrics still needs; all samples are encoded, so checked, before the first."""
+        """Run every pass that one of the metrics still needs; all samples are encoded and checked before the first."""
         missing = metrics - self.store.entries.keys()
         todo: dict[str, Callable[[], Pass]] = {}
-        samples: set[Answers] = set()
-        for metric, dataset in GENERATED.items():  # first, for their batches take longest: at the end one would wait
+        samples: set[AnswerField] = set()
+        for metric, dataset in GENERATED.items():  # slowest batches first, so that no process idles at the end
             if metric in missing:
-                samples.add(Answers(dataset, "answer"))
+                samples.add(AnswerField(dataset, "answer"))
                 todo[metric] = partial(self._rouge, metric, dataset)
         if missing & {"forget_Q_A_Prob", *MEMORISED, *ATTACKS}:
             attacked = bool(missing & set(ATTACKS))
             samples |= {FORGET, HOLDOUT} if attacked else {FORGET}
             todo["forget_Q_A_Prob"] = partial(self._forget_answers, attacked)
-        for dataset in dict.fromkeys(GENERATED.values()):  # answers to the same questions go together
+        for dataset in dict.fromkeys(GENERATED.values()):  # answers to the same questions share a pass
             asked = {
                 name: which for name, which in PROBABILITIES.items() if which.dataset == dataset and name in missing
             }
@@ -85,12 +86,12 @@ class Passes:
             self.encoder(which)
         self._check_tokens(samples)
         self._check_room(missing)
-        self._share({name: prepare() for name, prepare in todo.items()})
-        if FLUENCY in missing:  # it judges the generated answers
-            self._share({FLUENCY: self._fluency()})
+        self._run({name: prepare() for name, prepare in todo.items()})
+        if FLUENCY in missing:  # it classifies the generated answers
+            self._run({FLUENCY: self._fluency()})
 
-    def _share(self, passes: Mapping[str, Pass]) -> None:
-        """Run them on all processes; each is on disk as soon as it is whole."""
+    def _run(self, passes: Mapping[str, Pass]) -> None:
+        """Run passes on all processes; each is written to disk when its last job is finished."""
         owners = [(name, place) for name, each in passes.items() for place in range(len(each.jobs))]
         found: dict[str, dict[int, list[Any]]] = {name: {} for name in passes}
         seconds = dict.fromkeys(passes, 0.0)
@@ -109,11 +110,11 @@ class Passes:
                 logger.info("%d of %d passes: %s, %.1f s", number, len(passes), ", ".join(entries), seconds[name])
 
         if passes:
-            share([job for each in passes.values() for job in each.jobs], finished)
+            run_jobs([job for each in passes.values() for job in each.jobs], finished)
             self.store.entries.update(from_first(lambda: done))
 
-    def _check_tokens(self, samples: set[Answers]) -> None:
-        """Raise where the tokenizer knows tokens that the model does not; warn of answers that were cut."""
+    def _check_tokens(self, samples: set[AnswerField]) -> None:
+        """Raise if the tokenizer has tokens the model has not; warn of truncated answers."""
         encoded = [sample for which in samples for answers in self.encoder(which) for sample in answers]
         rows = self.model.get_input_embeddings().weight.shape[0]
         highest = max([self.pad, *(max(sample.input_ids) for sample in encoded)])
@@ -127,20 +128,22 @@ class Passes:
             logger.warning("%d answers were cut at --max-length %d, as OpenUnlearning does.", number, cut)
 
     def _check_room(self, metrics: set[str]) -> None:
-        """Answers that may run past the model's context: rotary positions go on, learned ones end there."""
+        """Answers may exceed the model's context: an error with learned positions, a warning with rotary ones."""
         context, new = self.encoder.context, self.settings.max_new_tokens
-        asked = [self.encoder(Answers(dataset, "answer")) for name, dataset in GENERATED.items() if name in metrics]
+        asked = [self.encoder(AnswerField(dataset, "answer")) for name, dataset in GENERATED.items() if name in metrics]
         longest = max((len(sample[0].prompt_ids) for samples in asked for sample in samples), default=0)
         if asked and context is not None and longest + new > context:
             text = (
                 f"Prompts of up to {longest} tokens and answers of up to {new} exceed the model's context of {context} "
                 f"tokens: --max-new-tokens {context - longest} would fit."
             )
-            if _learned_positions(self.model, context):
+            tables = [module for module in self.model.modules() if isinstance(module, torch.nn.Embedding)]
+            sizes = [table.num_embeddings for table in tables if table is not self.model.get_input_embeddings()]
+            if any(context <= size <= context + 2 for size in sizes):  # a table of positions; OPT's has 2 more
                 raise ConfigError(text)
             logger.warning(text)
 
-    def _probabilities(self, dataset: str, asked: Mapping[str, Answers]) -> Pass:
+    def _probabilities(self, dataset: str, asked: Mapping[str, AnswerField]) -> Pass:
         job, arrange = self._scoring(list(asked.values()), f"{dataset} probabilities")
 
         def make(values: list[Any]) -> dict[str, Entry]:
@@ -150,52 +153,46 @@ class Passes:
 
     def _forget_answers(self, attacked: bool) -> Pass:
         """Probability, memorisation and, with the holdout set, the attacks."""
-        known, arrange = self._scoring([FORGET], "forget answers", full=True)
+        sets = (FORGET, HOLDOUT) if attacked else (FORGET,)
+        scorings = [self._scoring([which], f"{which.dataset} answers", full=True) for which in sets]
 
-        def make(values: list[Any], *others: list[Any]) -> dict[str, Entry]:
-            (scored,) = arrange(values)
-            members = [answers[0] for answers in scored]
-            strength = {at: {"score": figures.extraction_strength(tokens)} for at, tokens in enumerate(members)}
-            exact = {at: {"score": figures.exact_memorization(tokens)} for at, tokens in enumerate(members)}
+        def make(*values: list[Any]) -> dict[str, Entry]:
+            scored = [arrange(found)[0] for (_, arrange), found in zip(scorings, values, strict=True)]
+            members = [answers[0] for answers in scored[0]]
             entries = {
-                "forget_Q_A_Prob": _probability_entry(scored),
-                "extraction_strength": entry(strength, "score"),
-                "exact_memorization": entry(exact, "score"),
+                "forget_Q_A_Prob": _probability_entry(scored[0]),
+                "extraction_strength": score_entry(tokens.extraction_strength() for tokens in members),
+                "exact_memorization": score_entry(tokens.exact_memorization() for tokens in members),
             }
-            for unseen in others:
-                (scored,) = arrange_unseen(unseen)
-                inside = self._attack_scores(members, FORGET)
-                outside = self._attack_scores([answers[0] for answers in scored], HOLDOUT)
+            if attacked:
+                inside, outside = map(self._attack_scores, scored, sets)
                 entries |= {attack: attack_entry(inside[attack], outside[attack]) for attack in ATTACKS}
             return entries
 
-        if not attacked:
-            return Pass((known,), make)
-        unknown, arrange_unseen = self._scoring([HOLDOUT], "holdout answers", full=True)
-        return Pass((known, unknown), make)
+        return Pass(tuple(job for job, _ in scorings), make)
 
-    def _attack_scores(self, statistics: Sequence[TokenStatistics], which: Answers) -> dict[str, list[float]]:
-        losses = [figures.average_loss(tokens) for tokens in statistics]
+    def _attack_scores(self, scored: Sequence[Sequence[TokenStatistics]], which: AnswerField) -> dict[str, list[float]]:
+        statistics = [answers[0] for answers in scored]
         clean = bool(getattr(self.tokenizer, "clean_up_tokenization_spaces", False))
         answers = [[label for label in samples[0].labels if label != IGNORE] for samples in self.encoder(which)]
         texts = [text_of(self.tokenizer, answer, clean=clean) for answer in answers]
         return {
-            "mia_loss": losses,
-            "mia_zlib": [figures.zlib_loss(loss, text) for loss, text in zip(losses, texts, strict=True)],
-            "mia_min_k": [figures.min_k(tokens) for tokens in statistics],
-            "mia_min_k_plus_plus": [figures.min_k_plus_plus(tokens) for tokens in statistics],
+            "mia_loss": [tokens.average_loss() for tokens in statistics],
+            "mia_zlib": [tokens.zlib_loss(text) for tokens, text in zip(statistics, texts, strict=True)],
+            "mia_min_k": [tokens.min_k() for tokens in statistics],
+            "mia_min_k_plus_plus": [tokens.min_k_plus_plus() for tokens in statistics],
         }
 
     def _scoring(
-        self, parts: Sequence[Answers], title: str, *, full: bool = False
-    ) -> tuple[Job, Callable[[list[Any]], Scores]]:
-        """The job that scores the answers of the parts, all to the same questions, and what sorts its results by part.
+        self, parts: Sequence[AnswerField], title: str, *, full: bool = False
+    ) -> tuple[BatchJob, Callable[[list[Any]], Scores]]:
+        """The job that scores the parts' answers, all to the same questions, and a function that sorts results by part.
 
-        Answers to one question share its prompt where the model lets them.
+        Answers to one question share its prompt if the model supports it.
         """
         asked = [self.encoder(which) for which in parts]
         questions = [[sample for answers in same for sample in answers] for same in zip(*asked, strict=True)]
-        longest = max(questions, key=packed_length)  # tried on: a window of attention shows there
+        longest = max(questions, key=packed_length)  # the trial row: only a long one shows an attention window
         shares = len(longest) > 1 and from_first(lambda: may_share(self.model, longest, self.pad))
         rows = questions if shares else [[sample] for answers in questions for sample in answers]
 
@@ -212,30 +209,28 @@ class Passes:
                 for part in asked
             ]
 
-        return Job(title, self._plan([packed_length(row) for row in rows]), work), arrange
+        return BatchJob(title, self._plan([packed_length(row) for row in rows]), work), arrange
 
     def _rouge(self, metric: str, dataset: str) -> Pass:
         from rouge_score.rouge_scorer import RougeScorer
 
-        logging.getLogger("absl").setLevel(logging.WARNING)  # the scorer tells everyone which tokenizer it uses
+        logging.getLogger("absl").setLevel(logging.WARNING)  # the scorer logs which tokenizer it uses
         scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
-        samples = [answers[0] for answers in self.encoder(Answers(dataset, "answer"))]
+        samples = [answers[0] for answers in self.encoder(AnswerField(dataset, "answer"))]
         new = self.settings.max_new_tokens
 
         def work(batch: Sequence[int]) -> list[dict[str, Any]]:
             answered = generate(self.model, self.tokenizer, [samples[at] for at in batch], self.pad, new)
-            return [{**figures.rouge(scorer, each.ground_truth, each.generation), **asdict(each)} for each in answered]
+            return [{**rouge(scorer, each["ground_truth"], each["generation"]), **each} for each in answered]
 
-        # a batch runs until its last sequence has ended, so sequences that should end together share one
+        # a batch runs until its last sequence ends, so sequences of similar expected length share one
         expected = [(len(sample.input_ids) - len(sample.prompt_ids), len(sample.prompt_ids)) for sample in samples]
-        batches = self._plan([len(sample.prompt_ids) + new for sample in samples], expected)
-        return Pass(
-            (Job(metric, batches, work),), lambda values: {metric: entry(dict(enumerate(values)), "rougeL_recall")}
-        )
+        job = BatchJob(metric, self._plan([len(sample.prompt_ids) + new for sample in samples], order=expected), work)
+        return Pass((job,), lambda values: {metric: entry(dict(enumerate(values)), "rougeL_recall")})
 
     def _fluency(self) -> Pass:
         name = str(self.settings.fluency_model)
-        classify = fluency.Classifier(name, next(self.model.parameters()).device)
+        classify = FluencyClassifier(name, next(self.model.parameters()).device)
         generated = self.store.entries["forget_Q_A_ROUGE"]["value_by_index"].values()
         texts = [str(answer["generation"]) for answer in generated]
 
@@ -246,29 +241,19 @@ class Passes:
             scored = enumerate(zip(scores, texts, strict=True))
             return {FLUENCY: entry({at: {"score": score, "generation": text} for at, (score, text) in scored}, "score")}
 
-        size = fluency.BATCH_SIZE
-        batches = [list(range(at, min(at + size, len(texts)))) for at in range(0, len(texts), size)]
-        self.store.record["fluency_model"] = name
-        return Pass((Job(FLUENCY, batches, work),), make)
-
-    def _plan(self, lengths: Sequence[int], order: Sequence[Any] = ()) -> list[list[int]]:
-        settings = self.settings
-        return plan(lengths, order=order, batch_size=settings.batch_size, batch_tokens=settings.batch_tokens)
-
-
-def _learned_positions(model: Any, context: int) -> bool:
-    """Whether the model looks positions up in a table, besides its tokens."""
-    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-    tokens = model.get_input_embeddings()
-    return any(table is not tokens and context <= table.num_embeddings <= context + 2 for table in tables)  # OPT: +2
+        order, size = range(len(texts)), CLASSIFIED_AT_ONCE
+        batches = [order[at : at + size] for at in order[::size]]
+        self.store.sidecar["fluency_model"] = name
+        return Pass((BatchJob(FLUENCY, batches, work),), make)
 
 
 def _probability_entry(scored: Sequence[Sequence[TokenStatistics]]) -> Entry:
     """Probability and loss of each question's answer; lists where there are several."""
     by_index: dict[int, dict[str, Any]] = {}
     for at, answers in enumerate(scored):
-        losses = [figures.average_loss(tokens) for tokens in answers]
-        chances = [figures.probability(loss) for loss in losses]
-        one = len(losses) == 1
-        by_index[at] = {"prob": chances[0] if one else chances, "avg_loss": losses[0] if one else losses}
+        found = {
+            "prob": [tokens.probability() for tokens in answers],
+            "avg_loss": [tokens.average_loss() for tokens in answers],
+        }
+        by_index[at] = {key: values[0] if len(values) == 1 else values for key, values in found.items()}
     return entry(by_index, "prob")

@@ -1,32 +1,34 @@
-"""The questions that are asked, read and checked before any work: all their answers as tokens."""
+"""The questions and all their answers as tokens, read and checked before the model runs."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from ...data.chat_format import ChatFormat, Encoded, check_length, encode_chat
 from ...data.tofu import check_answers, check_perturbed, split_names, tofu_rows
-from ...errors import ConfigError, DataError
-from .metrics import Answers
+from ...errors import DataError
+from .metrics import AnswerField, TofuSettings
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Questions:
+class TofuQuestions:
     """The rows of each data set (``forget``, ``holdout``, ``retain``, ``ra``, ``wf``) and the digests of them."""
 
     rows: Mapping[str, Rows]
     digests: Mapping[str, str]
 
 
-def load_questions(source: str, forget_split: str, datasets: Iterable[str], limit: int | None) -> Questions:
-    """Read what is needed; missing and mismatching files raise."""
-    splits = split_names(forget_split)
+def load_questions(settings: TofuSettings, datasets: Iterable[str]) -> TofuQuestions:
+    """Read the rows of these data sets; raises for files that are missing or do not match."""
+    splits = split_names(settings.forget_split)
+    read = partial(tofu_rows, settings.data, limit=settings.limit)
     configs = {
         "forget": splits.forget_perturbed,
         "holdout": splits.holdout,
@@ -34,18 +36,19 @@ def load_questions(source: str, forget_split: str, datasets: Iterable[str], limi
         "ra": splits.real_authors,
         "wf": splits.world_facts,
     }
-    if limit is not None and limit < 1:
-        raise ConfigError(f"--limit {limit} must be at least 1 question per data set.")
     rows: dict[str, Rows] = {}
     for name in sorted(datasets):
-        rows[name] = tofu_rows(source, configs[name], limit=limit)
+        rows[name] = read(configs[name])
         _check_text(rows[name], configs[name])
         if name == "forget":
-            plain = tofu_rows(source, splits.forget, limit=limit)
-            check_perturbed(plain, rows[name], splits.forget, splits.forget_perturbed)
+            check_perturbed(read(splits.forget), rows[name], splits.forget, splits.forget_perturbed)
         elif name != "holdout":
             check_answers(rows[name], configs[name], paraphrased=name == "retain")
-    return Questions(rows, {configs[name]: _digest(found) for name, found in rows.items()})
+    texts = {
+        configs[name]: json.dumps([dict(row) for row in found], sort_keys=True, ensure_ascii=False)
+        for name, found in rows.items()
+    }
+    return TofuQuestions(rows, {name: f"sha256:{sha256(text.encode()).hexdigest()}" for name, text in texts.items()})
 
 
 class Encoder:
@@ -56,25 +59,24 @@ class Encoder:
     """
 
     def __init__(
-        self, questions: Questions, tokenizer: Any, form: ChatFormat, *, max_length: int, context: int | None
+        self, questions: TofuQuestions, tokenizer: Any, form: ChatFormat, *, max_length: int, context: int | None
     ) -> None:
         self.questions, self.tokenizer, self.form = questions, tokenizer, form
         self.max_length, self.context = max_length, context
-        self._done: dict[Answers, list[list[Encoded]]] = {}
+        self._done: dict[AnswerField, list[list[Encoded]]] = {}
 
-    def __call__(self, which: Answers) -> list[list[Encoded]]:
-        """For each question its answers, of which most have one."""
+    def __call__(self, which: AnswerField) -> list[list[Encoded]]:
+        """For each question its answers; most questions have one."""
         if which not in self._done:
             self._done[which] = [self._encode(row, which.field) for row in self.questions.rows[which.dataset]]
         return self._done[which]
 
     def _encode(self, row: Mapping[str, Any], field: str) -> list[Encoded]:
-        question = row["question"]
-        answers = [row[field]] if isinstance(row[field], str) else row[field]
-        found = [encode_chat(question, text, self.tokenizer, self.form, max_length=self.max_length) for text in answers]
-        if self.context is not None:
-            for encoded in found:
-                check_length(encoded, self.context, question, what="the model's context")
+        question, found = row["question"], []
+        for answer in [row[field]] if isinstance(row[field], str) else row[field]:
+            found.append(encode_chat(question, answer, self.tokenizer, self.form, max_length=self.max_length))
+            if self.context is not None:
+                check_length(found[-1], self.context, question, what="the model's context")
         return found
 
 
@@ -92,8 +94,3 @@ def _check_text(rows: Rows, config: str) -> None:
                 f"{config}, row {number} holds half a character ({error.object[error.start : error.end]!a}), which is "
                 "no text: repair or drop the row."
             ) from None
-
-
-def _digest(rows: Rows) -> str:
-    text = json.dumps([dict(row) for row in rows], sort_keys=True, ensure_ascii=False)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,150 +1,164 @@
-"""All TOFU metrics of one model, each answer read once.
-
-Expensive is only what the model does (``passes.py``): a pass over given answers yields probability, memorisation and
-all attacks at once, a pass of generation yields ROUGE and the texts for fluency. Every pass ends with its results on
-disk, so a run that was killed goes on with the next one. Everything else is arithmetic on those results and is done
-anew each time.
-"""
+"""``rosu eval tofu``: load and evaluate a model and the reference models it is compared with, one after the other."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
-from importlib.util import find_spec
+import gc
+import os
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...data.chat_format import FORMATS, find_format
+import torch
+from safetensors import SafetensorError
+
+from ...compat import dtype_argument
+from ...data.chat_format import find_format
 from ...errors import ConfigError
-from . import fluency
-from .identity import model_identity, versions
-from .metrics import COMPARED, DERIVED, datasets_of, needed
-from .passes import Passes
-from .processes import from_first
-from .questions import Encoder, load_questions
-from .references import read_retain
-from .settings import TofuSettings
-from .store import Store
-from .summary import FLUENCY
-
-__all__ = ["TofuSettings", "evaluate_tofu"]
-
-logger = logging.getLogger(__name__)
+from ..model_identity import TOKENIZER_FILES, Model, find_model, is_model
+from ..processes import check_processes, from_first, started_processes
+from .collection import check_reference, find_reference
+from .document import FILES
+from .evaluate import evaluate_tofu
+from .metrics import TofuSettings
+from .questions import load_questions
+from .results import read_result
+from .summary import auc_transform
 
 
-def evaluate_tofu(
-    model: Any,
-    tokenizer: Any,
-    settings: TofuSettings,
-    out: Path | str,
-    *,
-    retain: Path | str | Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-    identity: str | None = None,
-    name: str | None = None,
-) -> dict[str, float]:
-    """Evaluate ``model`` and write ``TOFU_EVAL.json`` and ``TOFU_SUMMARY.json`` into ``out``; returns the summary.
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How weights are loaded: precision (``auto``: as stored), attention, whether code of the model may run."""
 
-    Where ``torch.distributed`` is initialised all processes must call it, each with the whole model; all get the
-    summary and the first one writes.
+    dtype: str = "auto"
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
 
-    Args:
-        retain: results of the model that never saw the forget set (file, folder or content), for forget quality and
-            privleak.
-        overwrite: begin anew although ``out`` holds results.
-        identity: what tells this model from others; a digest of its weights by default.
-        name: hub id or folder of the model, for the record and to find its chat format.
-    """
-    _require_libraries()
-    out, retain = Path(out), Path(retain) if isinstance(retain, str) else retain
-    name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
-    form = find_format(settings.chat_format, tokenizer, name)
-    metrics = settings.metrics
-    if FLUENCY in metrics and not from_first(lambda: fluency.available(settings.fluency_model)):
-        metrics = tuple(metric for metric in metrics if metric != FLUENCY)
-    if not metrics:
-        raise ConfigError(f"Nothing is left to measure: {FLUENCY} needs the classifier (--fluency-model FOLDER).")
-    wanted = needed(metrics)
-    compared = any(metric in wanted for metric in COMPARED)
-    questions = load_questions(settings.data, settings.forget_split, datasets_of(wanted), settings.limit)
 
-    def open_store() -> Store:
-        conditions = {
-            "dtype": str(model.dtype),
-            "model": identity or model_identity(model, tokenizer),
-            "forget_split": settings.forget_split,
-            "limit": settings.limit,
-            "data": dict(questions.digests),
-            "chat_format": asdict(form),
-            "max_length": settings.max_length,
-            "max_new_tokens": settings.max_new_tokens,
-        }
-        about = {
-            "name": name,
-            "family": _family(settings.chat_format, name),
-            "architecture": _architecture(model),
-            **({"retain": str(retain)} if compared and isinstance(retain, Path) else {}),
-            "device": model.device.type,
-            "attn_implementation": getattr(model.config, "_attn_implementation", None),
-            "versions": versions(),
-        }
-        return Store(out, metrics, conditions, about, overwrite=overwrite)
+@dataclass(frozen=True, kw_only=True)
+class TofuRequest:
+    """What to evaluate; a reference is a model, which is evaluated as well and its results kept, or results of one."""
 
-    store = from_first(open_store)
-    if FLUENCY in wanted and store.record.get("fluency_model") != settings.fluency_model:
-        store.entries.pop(FLUENCY, None)
-    elif settings.fluency_model is None:
-        store.drop(FLUENCY)
-    if compared and retain is not None:  # what an earlier run compared with another retain model goes along
-        wanted |= {metric for metric in COMPARED if metric in store.entries}
-    reference = from_first(
-        lambda: read_retain(
-            retain,
-            wanted,
-            forget_split=settings.forget_split,
-            questions=len(questions.rows.get("forget", ())),
-            digests=questions.digests,
-        )
+    model: str
+    settings: TofuSettings
+    loading: Loading
+    out: Path | None = None  # folder for the results; by default ``evals`` in the model's own
+    retain: str | None = None  # the reference never trained on the forget set
+    target: str | None = None  # the reference before unlearning
+    transform: str = "range"  # how an attack's AUC becomes a score
+    overwrite: bool = False
+    processes: int | None = None  # how many must take part, if that was asked for
+
+
+@dataclass(frozen=True)
+class TofuOutput:
+    """Where the results are: the folder of the model's, and the files of the references'."""
+
+    out: Path
+    retain: Path | None = None
+    target: Path | None = None
+
+
+def run(request: TofuRequest) -> TofuOutput:
+    """Evaluate the references that are models, then the model; whatever can be refused is refused before the first."""
+    from accelerate import PartialState
+
+    check_processes(request.processes, "tofu")
+    for variable, layout in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
+        if os.environ.get(variable, "false").lower() in ("1", "true"):
+            raise ConfigError(f"Evaluation keeps the whole model on every process, not {layout}'s shards: use ddp.")
+    auc_transform(request.transform)
+    # joins the other processes; without GPUs accelerate must be told, else every process believes it is alone
+    state = PartialState() if started_processes() == 1 or torch.cuda.is_available() else PartialState(cpu=True)
+    device = torch.device(state.device)
+    settings = request.settings
+    model = from_first(lambda: find_model(request.model, adapters=True))
+    references = {
+        role: from_first(partial(_find_reference, text, settings.forget_split))
+        for role, text in (("retain", request.retain), ("target", request.target))
+        if text is not None
+    }
+    for each in (model, *references.values()):
+        if isinstance(each, Model):
+            find_format(settings.chat_format, load_tokenizer(each, request.loading), each.source)
+        else:
+            from_first(partial(_check_results, each, settings))
+    results: dict[str, Path] = {}
+    for role, reference in references.items():
+        if isinstance(reference, Model):
+            out = default_out(reference.source)  # beside it one folder per split, and per limit of trial runs
+            trial = "" if settings.limit is None else f"_limit{settings.limit}"
+            folder = out.with_name(f"{out.name}_{settings.forget_split}{trial}")
+            _evaluate(reference, request, device, folder, results.get("retain"))
+            reference = folder / FILES[0]
+        results[role] = reference
+    out = request.out or default_out(request.model)
+    _evaluate(model, request, device, out, results.get("retain"))
+    return TofuOutput(out, **results)
+
+
+def _evaluate(which: Model, request: TofuRequest, device: torch.device, out: Path, retain: Path | None) -> None:
+    model, tokenizer = load(which, request.loading, device)
+    evaluate_tofu(
+        model, tokenizer, request.settings, out, retain=retain, overwrite=request.overwrite, name=which.source
     )
-    context = getattr(model.config, "max_position_embeddings", None)
-    encoder = Encoder(questions, tokenizer, form, max_length=settings.max_length, context=context)
-    logger.info("TOFU %s of %s, results in %s", settings.forget_split, name, out)
-    with _evaluating(model):
-        Passes(model, tokenizer, settings, encoder, store).run(wanted)
-    for metric, derived in DERIVED.items():  # in the order in which they build on each other
-        if metric in wanted and not (derived.reference and retain is None and metric in store.entries):
-            other = reference.get(derived.reference) if derived.reference else None
-            store.entries[metric] = derived.make([store.entries[need] for need in derived.needs], other)
-    return from_first(store.write)
+    del model
+    gc.collect()  # free the memory before the next model is loaded
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
-def _require_libraries() -> None:
-    if any(find_spec(module) is None for module in ("rouge_score", "scipy", "sklearn")):
-        raise ConfigError("TOFU's metrics need rouge-score, scipy and scikit-learn: pip install 'rosu-llm[eval]'.")
+def _find_reference(text: str, split: str) -> Model | Path:
+    """Results if ``text`` is a file or a folder with some, else a model."""
+    path = Path(text).expanduser()
+    if path.is_file() or (path.is_dir() and not is_model(path)):
+        return find_reference(path, split)
+    return find_model(text, adapters=True)
 
 
-def _family(chat_format: str | None, name: str) -> str | None:
-    """The model by OpenUnlearning's name for it, where that is known."""
-    if chat_format in FORMATS:
-        return chat_format
-    return next((known for known in FORMATS if known.lower() in name.lower()), None)
+def _check_results(path: Path, settings: TofuSettings) -> None:
+    check_reference(read_result(path), settings.forget_split, load_questions(settings, ["forget"]))
 
 
-def _architecture(model: Any) -> str:
-    """Kind and size, for a model that has no name of OpenUnlearning's; the same with an adapter and without."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    sizes = {"layers": "num_hidden_layers", "wide": "hidden_size"}
-    known = [f"{value} {name}" for name, key in sizes.items() if (value := getattr(config, key, None)) is not None]
-    return ", ".join([str(getattr(config, "model_type", type(model).__name__)), *known])
+def default_out(model: str) -> Path:
+    """``evals`` in a model's own folder; for hub models a folder here."""
+    folder = Path(model).expanduser()
+    return folder / "evals" if folder.is_dir() else Path("rosu-eval") / model.split("/")[-1]
 
 
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    training = model.training
-    model.eval()
+def load_tokenizer(model: Model, how: Loading) -> Any:
+    """The model's tokenizer; for an adapter without its own, that of its base."""
+    from transformers import AutoTokenizer
+
+    name = model.source
+    if model.base is not None and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
+        name = model.base.source
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=how.trust_remote_code)
+
+
+def load(model: Model, how: Loading, device: torch.device) -> tuple[Any, Any]:
+    """The model on ``device`` and its tokenizer."""
+    tokenizer = load_tokenizer(model, how)
     try:
-        yield
-    finally:
-        model.train(training)
+        loaded = _load_weights(model, how)
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"The model {model.source!r} cannot be loaded: {reason[0]}") from error
+    return loaded.to(device).eval(), tokenizer
+
+
+def _load_weights(model: Model, how: Loading) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    dtype: Any = how.dtype if how.dtype == "auto" else getattr(torch, how.dtype)
+    options = {**dtype_argument(dtype), "trust_remote_code": how.trust_remote_code}
+    if how.attn_implementation:
+        options["attn_implementation"] = how.attn_implementation
+    loaded = AutoModelForCausalLM.from_pretrained((model.base or model).source, **options)
+    if model.base is not None:
+        try:
+            from peft import PeftModel
+        except ImportError as error:
+            raise ConfigError(f"{model.source!r} is an adapter, which needs PEFT: pip install peft.") from error
+        return PeftModel.from_pretrained(loaded, model.source).merge_and_unload()
+    return loaded

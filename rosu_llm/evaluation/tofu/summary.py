@@ -11,10 +11,11 @@ replaced silently. Inputs are named as OpenUnlearning names its metrics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from ..aggregates import auc_closeness, auc_transform, harmonic_mean
+from ...errors import ConfigError, DataError, unknown
 
 TRUTH_RATIO = "forget_truth_ratio_prob_mean"
 MODEL_UTILITY, FLUENCY = "model_utility", "forget_Q_A_gibberish"
@@ -37,14 +38,68 @@ COLUMNS = ("Agg", "Agg_MU", "Mem", "Priv", "Util")
 Figures = Mapping[str, float]
 
 
+def harmonic_mean(values: Iterable[float]) -> float:
+    """HM(a₁ … a_m) = m / Σ aᵢ⁻¹, and 0 as soon as one aᵢ is 0 (the paper's appendix on TOFU metrics).
+
+    Valid for finite aᵢ ≥ 0; a value so small that its inverse overflows counts as 0.
+    """
+    numbers = list(values)
+    if not numbers:
+        raise DataError("A harmonic mean of no values does not exist.")
+    for number in numbers:
+        if not 0 <= number < float("inf"):
+            raise DataError(f"A harmonic mean needs finite values ≥ 0, not {number}.")
+    if min(numbers) == 0:
+        return 0.0
+    return len(numbers) / sum(1 / number for number in numbers)
+
+
+class Closeness(NamedTuple):
+    """One way to turn an attack's AUC into a score in [0, 1]: 1 − |a − r| / scale, clipped at 0."""
+
+    formula: str  # as it is printed under a table
+    scale: Callable[[float, float], float]  # from the AUCs of the retain and the initial model
+    needs_target: bool = False  # whether the initial model's AUC enters
+
+
+# OpenUnlearning's authors did not publish theirs (its issue #172). 'range' is the one that gives the values of
+# published tables for the initial model (close to 0, yet not 0) and the retain model (1).
+AUC_TRANSFORMS = {
+    "range": Closeness("s = max(0, 1 - |a-r| / max(r, 1-r))", lambda retain, _: max(retain, 1 - retain)),
+    # As its metric rel_diff has it; its metric privleak divides by 1 − r, since it looks at 1 − AUC.
+    "privleak": Closeness("s = max(0, 1 - |a-r| / r)", lambda retain, _: retain),
+    "span": Closeness("s = max(0, 1 - |a-r| / |initial-r|)", lambda retain, target: abs(target - retain), True),
+}
+
+
+def auc_transform(name: str) -> Closeness:
+    """The transform of this name, or an error that lists them."""
+    if name not in AUC_TRANSFORMS:
+        raise unknown("AUC transform", name, AUC_TRANSFORMS)
+    return AUC_TRANSFORMS[name]
+
+
+def auc_closeness(auc: float, retain: float, *, transform: str = "range", target: float | None = None) -> float:
+    """How close the attack's AUC ``auc`` is to the retain model's: 1 when equal, 0 at the transform's scale.
+
+    ``target`` is the AUC of the initial model, for ``span`` only. Where the scale is 0, only equality scores.
+    """
+    chosen = auc_transform(transform)
+    if chosen.needs_target and target is None:
+        raise ConfigError(f"AUC transform {transform!r} needs the initial model's AUC as well: give its results.")
+    for value in (auc, retain, 0.0 if target is None else target):
+        if not 0 <= value <= 1:
+            raise DataError(f"An AUC lies between 0 and 1, not at {value}.")
+    distance = abs(auc - retain)
+    if distance == 0:
+        return 1.0
+    scale = chosen.scale(retain, 0.0 if target is None else target)
+    return max(0.0, 1 - distance / scale) if scale > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class TofuSummary:
-    """The five scores, each in [0, 1] (Util relative to the initial model may exceed 1), or None where inputs lack.
-
-    Attributes:
-        missing: for each column that is None, the inputs it still needs.
-        closeness: s of each attack, by its short name.
-    """
+    """The five scores in [0, 1] (Util relative to the initial model may exceed 1), None where inputs are missing."""
 
     mem: float | None = None
     priv: float | None = None
@@ -52,8 +107,8 @@ class TofuSummary:
     util_raw: float | None = None
     agg: float | None = None
     agg_mu: float | None = None
-    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    closeness: Mapping[str, float] = field(default_factory=dict)
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column → the inputs it still needs
+    closeness: Mapping[str, float] = field(default_factory=dict)  # s of each attack, by its short name
 
     def columns(self) -> dict[str, float | None]:
         """The scores under the names the paper's tables use."""
@@ -75,10 +130,10 @@ def summarise(
         retain: the same of the model that never saw the forget set; Priv needs its attacks' AUCs.
         target: the same of the initial model; Util is relative to it when given (``span`` needs its AUCs, too).
         transform: one of ``AUC_TRANSFORMS``.
-        with_fluency: False leaves fluency out of Util on purpose; say so where you show the result.
+        with_fluency: False leaves fluency out of Util; mention that wherever the result is shown.
     """
-    missing: dict[str, tuple[str, ...]] = {}
-    mem, missing["Mem"] = _memorisation(figures)
+    missing = {"Mem": _absent(MEMORISATION.values(), figures)}
+    mem = None if missing["Mem"] else harmonic_mean(1 - figures[name] for name in MEMORISATION.values())
     closeness, missing["Priv"] = _closeness(figures, retain, target, transform)
     priv = harmonic_mean(closeness.values()) if closeness else None
     util_raw, util, missing["Util"] = _utility(figures, target, with_fluency)
@@ -87,11 +142,6 @@ def summarise(
     agg_mu, missing["Agg_MU"] = _combine(scores, "Mem", "Util")
     missing = {column: names for column, names in missing.items() if names}
     return TofuSummary(mem, priv, util, util_raw, agg, agg_mu, missing, closeness)
-
-
-def _memorisation(figures: Figures) -> tuple[float | None, tuple[str, ...]]:
-    lacking = _absent(MEMORISATION.values(), figures)
-    return (None if lacking else harmonic_mean(1 - figures[name] for name in MEMORISATION.values())), lacking
 
 
 def _closeness(
@@ -113,7 +163,7 @@ def _closeness(
 def _utility(
     figures: Figures, target: Figures | None, with_fluency: bool
 ) -> tuple[float | None, float | None, tuple[str, ...]]:
-    """Util as measured, Util as it enters the aggregates, and what lacks for the latter."""
+    """Util as measured, Util as it enters the aggregates, and the inputs the latter still needs."""
     parts = (MODEL_UTILITY, FLUENCY) if with_fluency else (MODEL_UTILITY,)
     lacking = _absent(parts, figures)
     raw = None if lacking else harmonic_mean(figures[name] for name in parts)
@@ -134,7 +184,7 @@ def _combine(scores: Mapping[str, float | None], *columns: str) -> tuple[float |
 
 
 def _absent(names: Iterable[str], figures: Figures | None, whose: str = "") -> tuple[str, ...]:
-    """Those of ``names`` that are not there; one entry for all when nothing of the model is."""
+    """Those of ``names`` that are missing; a single entry if the model has no results at all."""
     if figures is None:
         return (f"the results of {whose}",)
     return tuple(f"{name} of {whose}" if whose else name for name in names if name not in figures)

@@ -1,7 +1,7 @@
-"""One result of OpenUnlearning's TOFU evaluator: what the file says, and which run, split and model it is of.
+"""One result of a TOFU evaluation, ours or OpenUnlearning's: its figures, and which run, split and model it is of.
 
-It writes ``TOFU_EVAL.json`` (per question) and ``TOFU_SUMMARY.json`` (means only) into ``saves/unlearn/RUN/evals``
-(after training), ``saves/unlearn/RUN/checkpoint-N/evals`` (during it) and ``saves/eval/RUN`` (reference models).
+OpenUnlearning writes its files into ``saves/unlearn/RUN/evals`` after training, into ``checkpoint-N/evals`` of the run
+during training, and into ``saves/eval/RUN`` for reference models.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ..errors import DataError
-from .aggregates import truth_probability
-from .provenance import Job, read_job, read_record
-from .tofu.summary import INPUTS, TRUTH_RATIO
+from ...errors import DataError
+from ..provenance import HydraRecord, read_hydra, read_record
+from .document import FILES, SIDECAR, TofuSidecar
+from .metrics import DERIVED
+from .summary import INPUTS, TRUTH_RATIO
 
-FILES = ("TOFU_EVAL.json", "TOFU_SUMMARY.json")
-SIDECAR = "rosu_eval.json"  # written beside them by ``rosu eval tofu``: split, model, settings
-FORGET_QUALITY = "forget_quality"  # in no score of ours, but on OpenUnlearning's leaderboard
+FORGET_QUALITY = "forget_quality"  # part of no score here, but of OpenUnlearning's leaderboard
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _NAME = re.compile(r"^tofu_(?P<model>.+?)_(?:full|retain\d\d|forget\d\d)(?:_|$)")
@@ -32,36 +32,28 @@ _OF_TOFU = re.compile(r"^(forget_(Q_A|truth_ratio|quality)|model_utility|(retain
 
 @dataclass(frozen=True)
 class Result:
-    """One model's evaluation.
-
-    Attributes:
-        path: the file that was read.
-        figures: metric name → value, usable ones only.
-        unusable: metric name → why its value cannot be used.
-        questions: how many forget questions were asked, where the file tells.
-        derived_truth_ratio: the truth ratio was formed from the file's losses rather than read.
-    """
+    """One model's evaluation; with the path of its file alone, it tells its run, split and model without being read."""
 
     path: Path
-    figures: Mapping[str, float]
-    unusable: Mapping[str, str]
-    questions: int | None
-    derived_truth_ratio: bool
+    figures: Mapping[str, float] = field(default_factory=dict)  # metric name → value, usable ones only
+    unusable: Mapping[str, str] = field(default_factory=dict)  # metric name → why its value cannot be used
+    questions: int | None = None  # how many forget questions were asked, where the file tells
+    derived_truth_ratio: bool = False  # it was computed from the file's losses rather than read
 
     @cached_property
-    def sidecar(self) -> Mapping[str, Any]:
+    def sidecar(self) -> TofuSidecar:
         """What ``rosu eval tofu`` recorded; empty when something else evaluated."""
-        return read_record(self.path.with_name(SIDECAR))
+        return cast(TofuSidecar, read_record(self.path.with_name(SIDECAR)))
 
     @cached_property
-    def evaluation(self) -> Job:
-        """The record of the evaluation."""
-        return read_job(self.path.parent)
+    def evaluation(self) -> HydraRecord:
+        """OpenUnlearning's record of the evaluation."""
+        return read_hydra(self.path.parent)
 
     @cached_property
-    def training(self) -> Job:
-        """The record of the run that made the model."""
-        return read_job(self.run)
+    def training(self) -> HydraRecord:
+        """OpenUnlearning's record of the run that made the model."""
+        return read_hydra(self.run)
 
     @property
     def run(self) -> Path:
@@ -82,9 +74,8 @@ class Result:
         """The forget split, as recorded, else as the folder's name says."""
         if split := self.sidecar.get("conditions", {}).get("forget_split"):
             return str(split)
-        for job in (self.evaluation, self.training):
-            recorded = job.get("eval.tofu.forget_split") or job.get("forget_split")
-            if recorded:
+        for record in (self.evaluation, self.training):
+            if recorded := record.get("eval.tofu.forget_split") or record.get("forget_split"):
                 return str(recorded)
         for folder in (self.path.parent.name, self.run.name):
             if found := re.search(r"forget\d\d", folder):
@@ -103,8 +94,7 @@ class Result:
     @property
     def architecture(self) -> str | None:
         """Kind and size of the model, where our evaluation recorded them."""
-        recorded = self.sidecar.get("architecture")
-        return str(recorded) if recorded else None
+        return self.sidecar.get("architecture")
 
     @property
     def trainer(self) -> str | None:
@@ -114,10 +104,9 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The run's name without what all rows of a table share, with the checkpoint if it is one."""
-        shared = f"tofu_{self.model}_{self.split}_"
+        """The run's name without what all rows of a table share, and the checkpoint if it is one."""
         name = self.run.name
-        name = name.removeprefix(shared) or name
+        name = name.removeprefix(f"tofu_{self.model}_{self.split}_") or name
         return name if self.checkpoint is None else f"{name}/checkpoint-{self.checkpoint}"
 
 
@@ -142,8 +131,10 @@ def read_result(path: Path) -> Result:
                 unusable[name] = why
             else:
                 figures[name] = value
-    derived = TRUTH_RATIO not in figures and _add_truth_ratio(content, figures, path)
-    return Result(path, figures, unusable, _count(content), derived)
+    derived = None if TRUTH_RATIO in figures else _usable(_truth_ratio(content), TRUTH_RATIO, path)[0]
+    if derived is not None:
+        figures[TRUTH_RATIO] = derived
+    return Result(path, figures, unusable, _count(content), derived is not None)
 
 
 def _usable(value: Any, name: str, path: Path) -> tuple[float | None, str]:
@@ -155,33 +146,16 @@ def _usable(value: Any, name: str, path: Path) -> tuple[float | None, str]:
     if not math.isfinite(value):
         return None, "not finite"
     if not -1e-6 <= value <= 1 + 1e-6:
-        raise DataError(f"{path}: {name} is {value}, outside [0, 1], so it is not what TOFU's evaluator calls so.")
+        raise DataError(f"{path}: {name} is {value}, outside [0, 1], so it is not TOFU's metric of this name.")
     return min(1.0, max(0.0, float(value))), ""
 
 
-def _add_truth_ratio(content: Mapping[str, Any], figures: dict[str, float], path: Path) -> bool:
-    """Form the truth ratio from the losses that other metrics left in the file; True when that was possible."""
-    true = _losses(content.get("forget_Q_A_PARA_Prob"))
-    false = _losses(content.get("forget_Q_A_PERT_Prob"))
-    if not true or true.keys() != false.keys():
-        return False
-    value, _ = _usable(truth_probability(list(true.values()), [false[key] for key in true]), TRUTH_RATIO, path)
-    if value is not None:
-        figures[TRUTH_RATIO] = value
-    return value is not None
-
-
-def _losses(metric: Any) -> dict[str, float]:
-    """Mean token loss by question; the mean over a question's several answers."""
-    by_index = metric.get("value_by_index") if isinstance(metric, dict) else None
-    losses: dict[str, float] = {}
-    for key, entry in (by_index if isinstance(by_index, dict) else {}).items():
-        loss = entry.get("avg_loss") if isinstance(entry, dict) else None
-        several = loss if isinstance(loss, list) else [loss]
-        if not several or not all(isinstance(number, int | float) for number in several):
-            return {}
-        losses[key] = sum(several) / len(several)
-    return losses
+def _truth_ratio(content: Mapping[str, Any]) -> float | None:
+    """Computed from the losses that other metrics left in the file; None for a summary, and without losses."""
+    ratio = DERIVED[TRUTH_RATIO]
+    with suppress(KeyError, TypeError, ValueError):
+        return cast(float, ratio.make([content[need] for need in ratio.needs], None)["agg_value"])
+    return None
 
 
 def _count(content: Mapping[str, Any]) -> int | None:

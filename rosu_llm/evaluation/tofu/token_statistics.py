@@ -1,20 +1,23 @@
-"""What a model thinks of a given answer: one forward pass, reduced at once to a few numbers per token.
+"""How likely a model finds given answers: one forward pass, reduced on the device to a few numbers per token.
 
-The logits of a batch are samples × length × vocabulary, and most of them are of the question. Only the positions that
-predict a token of the answer reach the output layer, they are reduced in float32 in small chunks, and what leaves the
-device is, per answer token,
+The logits of a batch are samples × length × vocabulary, most of them of the question. Here only positions that predict
+an answer token reach the output layer, and their logits are reduced in float32, chunk by chunk, to
 
     log p(token),   whether the token is the first choice,   (log p(token) − μ) / σ
 
-with μ and σ² the mean and variance of log p under the model's own distribution (Min-K%++, Zhang et al., 2024).
+per answer token, with μ and σ² the mean and variance of log p under the model's own distribution (Min-K%++, Zhang et
+al., 2024). The figures of an answer follow from them by OpenUnlearning's definitions: the loss counts every token, the
+closing end-of-text token included; the other figures leave out the last token, and n counts the rest.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,12 +29,13 @@ from ...data.chat_format import Encoded
 from ...errors import NonFiniteError
 from .packing import Packed, pack
 
-#: Logits in float32 at once: 128 MB, which fills a GPU; on a CPU what stays in its cache is three times as fast.
+#: Logits reduced at once. 128 MB of float32 keep a GPU busy; a CPU is three times as fast if they fit its cache.
 CHUNK = {"cpu": 1 << 20}
 DEFAULT_CHUNK = 1 << 25
 MIN_VARIANCE = 1e-6  # OpenUnlearning's, for equal numbers
 BROKEN = "The model's log-probabilities are not finite: its weights or its precision are broken."
-LEAST = -1e4  # p is 0 long before; 0·∞ of a token that can never come would make the moments NaN
+SHARE = 0.4  # the K of Min-K%
+LEAST = -1e4  # exp(LEAST) is 0 already; with log p = −∞ the moments would be 0·∞ = NaN
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +44,11 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """Of one answer, a number per token, the closing end-of-text token included.
-
-    Attributes:
-        log_prob: log p(token).
-        hit: whether the token is the model's first choice; with ``z`` only where asked for, else empty.
-        z: (log p(token) − μ) / σ.
-    """
+    """Numbers per token of one answer, the closing end-of-text token included."""
 
     log_prob: Numbers
-    hit: NDArray[np.bool_]
-    z: Numbers
+    hit: NDArray[np.bool_]  # whether the token is the model's first choice; empty, like z, unless asked for
+    z: Numbers  # (log p(token) − μ) / σ
 
     def plain(self) -> list[list[float]]:
         """As lists, with every bit."""
@@ -60,6 +58,49 @@ class TokenStatistics:
     def from_plain(cls, lists: Sequence[Sequence[float]]) -> TokenStatistics:
         log_prob, hit, z = lists
         return cls(np.array(log_prob, np.float64), np.array(hit, np.bool_), np.array(z, np.float64))
+
+    def average_loss(self) -> float:
+        """−mean log p(token)."""
+        return float(-self.log_prob.mean())
+
+    def probability(self) -> float:
+        """p(answer)^(1/length) = exp(−loss)."""
+        return float(np.exp(-self.average_loss()))
+
+    def exact_memorization(self) -> float | None:
+        """Share of tokens that are the model's first choice; none when the answer has none."""
+        hits = self.hit[:-1]
+        return float(hits.mean()) if len(hits) else None
+
+    def extraction_strength(self) -> float:
+        """1 − k/n, k the shortest prefix after which every first choice is right.
+
+        OpenUnlearning tries k = 0 … n−1, so that an answer with a wrong last token gets 1/n, not 0.
+        """
+        hits = self.hit[:-1]
+        if not len(hits):
+            return 0.0
+        wrong = np.flatnonzero(~hits)
+        prefix = min(int(wrong[-1]) + 1, len(hits) - 1) if len(wrong) else 0
+        return 1 - prefix / len(hits)
+
+    def zlib_loss(self, text: str) -> float:
+        """Loss per byte of the compressed answer."""
+        return self.average_loss() / len(zlib.compress(text.encode("utf-8")))
+
+    def min_k(self) -> float:
+        """−mean of the lowest 40 % of log p(token)."""
+        return _lowest(self.log_prob[:-1])
+
+    def min_k_plus_plus(self) -> float:
+        """The same of log p(token) standardised under the model's own distribution."""
+        return _lowest(self.z[:-1])
+
+
+def _lowest(values: Numbers) -> float:
+    if not len(values):
+        return 0.0
+    return float(-np.sort(values)[: max(1, int(len(values) * SHARE))].mean())
 
 
 @torch.inference_mode()
@@ -74,7 +115,8 @@ def token_statistics(
     """
     device = next(model.parameters()).device
     packed = pack(batch, pad, share=share, dtype=model.dtype)
-    with _only(model, packed):
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    with nullcontext() if head is None else head.register_forward_pre_hook(partial(_only_answers, packed)):
         output = model(**{name: value.to(device) for name, value in packed.inputs.items()}, use_cache=False)
     logits = output.logits
     if logits.shape[:2] != (1, len(packed.targets)):
@@ -87,9 +129,9 @@ def token_statistics(
 
 
 def may_share(model: Any, answers: Sequence[Encoded], pad: int) -> bool:
-    """Whether answers to one question may share a row, tried on these.
+    """Whether answers to one question may share a row: these answers are scored both ways and compared.
 
-    Packed attention kernels take no mask for it, and where tokens also meet in a recurrent state no mask would help.
+    Packed attention kernels take no such mask, and in models with a recurrent state no mask separates the answers.
     """
     if getattr(model.config, "_attn_implementation", None) not in ("sdpa", "eager"):
         return False
@@ -101,7 +143,7 @@ def may_share(model: Any, answers: Sequence[Encoded], pad: int) -> bool:
     apart = scores(False)
     try:
         together = scores(True)
-    except Exception as error:  # whatever a model says to a mask it does not know
+    except Exception as error:  # models raise different errors for a mask they do not support
         logger.debug("Answers to one question do not share a row: %s", error)
         return False
     return bool(np.abs(together - apart).mean() < torch.finfo(model.dtype).eps ** 0.5)
@@ -126,22 +168,9 @@ def _reduce(logits: Tensor, targets: Tensor, full: bool) -> tuple[Numbers, NDArr
     return numbers[0].astype(np.float64), numbers[1].astype(np.bool_), numbers[2].astype(np.float64)
 
 
-@contextmanager
-def _only(model: Any, packed: Packed) -> Iterator[None]:
-    """Let only positions that predict an answer token into the output layer, as one row; it works number by number."""
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if head is None:
-        yield
-        return
-
-    def choose(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        hidden = inputs[0]
-        if hidden.shape[:2] != packed.inputs["input_ids"].shape:
-            return None
-        return (hidden[packed.rows.to(hidden.device), packed.columns.to(hidden.device)].unsqueeze(0), *inputs[1:])
-
-    handle = head.register_forward_pre_hook(choose)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _only_answers(packed: Packed, _: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    """Pass only positions that predict an answer token to the output layer, as one row; it treats each on its own."""
+    hidden = inputs[0]
+    if hidden.shape[:2] != packed.inputs["input_ids"].shape:
+        return None
+    return (hidden[packed.rows.to(hidden.device), packed.columns.to(hidden.device)].unsqueeze(0), *inputs[1:])

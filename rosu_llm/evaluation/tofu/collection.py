@@ -1,0 +1,187 @@
+"""Several results: find them below folders, check that they are comparable, name them, choose the best of each method.
+
+A method is shown by its run with the highest Agg_MU = HM(Mem, Util). Privacy scores need a model that never saw the
+forget set. Outside a benchmark nobody has one, so a selection by privacy would not be available to a user.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError
+from ...files import read_json
+from .document import FILES, Entry
+from .metrics import DERIVED
+from .questions import TofuQuestions
+from .results import Result
+
+#: What results in one table must share: attribute of ``Result`` → its name in messages.
+_SHARED = dict(split="forget split", model="model", architecture="architecture", questions="number of forget questions")
+# A trailing _lr1e-5, _rho0.4, _alpha2 …: what sweeps append to a method's name.
+_SETTING = re.compile(r"[_-][A-Za-z]+[_=]?\d+(\.\d+)?(e[+-]?\d+)?$")
+
+logger = logging.getLogger(__name__)
+
+
+def find_results(path: Path, *, every_checkpoint: bool = False) -> list[Path]:
+    """The result files at ``path``: itself, or of each run below it the final one (else its last checkpoint's).
+
+    Of the two files that lie side by side, the one with figures per question is taken.
+    """
+    if path.is_file():
+        fuller = path.with_name(FILES[0])
+        return [fuller if path.name in FILES and fuller.is_file() else path]
+    if not path.is_dir():
+        raise DataError(f"{path} does not exist. Give run folders such as saves/unlearn/RUN, or result files.")
+    folders = sorted({file.parent for name in FILES for file in path.rglob(name)})
+    if not folders:
+        raise DataError(f"{path} holds no {' or '.join(FILES)}: evaluate its model with OpenUnlearning's src/eval.py.")
+    places: dict[tuple[Path, str], dict[float, Path]] = {}
+    for folder in folders:
+        file = next(folder / name for name in FILES if (folder / name).is_file())
+        probe = Result(file)
+        step = math.inf if probe.checkpoint is None else probe.checkpoint
+        places.setdefault((probe.run, folder.name), {})[step] = file
+    chosen: list[Path] = []
+    for steps in places.values():
+        chosen += [steps[step] for step in sorted(steps)] if every_checkpoint else [steps[max(steps)]]
+    return chosen
+
+
+def find_reference(path: Path, split: str | None) -> Path:
+    """The result of a reference model at ``path``; if there are several, the one for ``split``."""
+    files = find_results(path)
+    if len(files) > 1:
+        fitting = [file for file in files if Result(file).split == split]
+        if len(fitting) != 1:
+            raise DataError(
+                f"{path} holds {len(files)} results, and {len(fitting) or 'none'} of them fit {split or 'the runs'}: "
+                f"name one, such as {files[0]}."
+            )
+        files = fitting
+    return files[0]
+
+
+def check_comparable(results: Sequence[Result]) -> None:
+    """Raise unless all results have the same split, model and number of forget questions, where these are known."""
+    for name, what in _SHARED.items():
+        seen: dict[object, list[str]] = {}
+        for result in results:
+            if (value := getattr(result, name)) is not None:
+                seen.setdefault(value, []).append(str(result.path))
+        if len(seen) > 1:
+            parts = [
+                f"{value} in {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+                for value, paths in seen.items()
+            ]
+            raise DataError(
+                f"These evaluations do not belong in one table: the {what} is {', but '.join(parts)}. "
+                f"Give results of one {what} only, references included."
+            )
+
+
+def unique_labels(results: Iterable[Result]) -> list[str]:
+    """One label per result; those that would be equal get their parent folder, then a number."""
+    results = list(results)
+    labels = [result.label for result in results]
+    longer = [f"{result.run.parent.name}/{label}" for result, label in zip(results, labels, strict=True)]
+    labels = [long if labels.count(label) > 1 else label for label, long in zip(labels, longer, strict=True)]
+    return [
+        f"{label} ({labels[: at + 1].count(label)})" if labels.count(label) > 1 else label
+        for at, label in enumerate(labels)
+    ]
+
+
+def read_retain(
+    source: Path | Mapping[str, Any] | None, metrics: Iterable[str], forget_split: str, questions: TofuQuestions
+) -> dict[str, Entry]:
+    """The entries that these metrics need; empty without a source.
+
+    ``source`` is a result file, a folder with one, or the content of one; ``questions`` are those the model is asked.
+    """
+    if source is None:
+        return {}
+    if isinstance(source, Mapping):
+        name, content = "the retain model's results", dict(source)
+    else:
+        path = find_reference(source, forget_split)
+        name, content = str(path), read_json(path)
+        check_reference(Result(path), forget_split, questions)
+    wanted = sorted({key for metric in metrics if metric in DERIVED and (key := DERIVED[metric].reference)})
+    found = {key: content[key] for key in wanted if isinstance(content.get(key), dict)}
+    if wanted and not found:
+        raise DataError(
+            f"{name} has none of {', '.join(wanted)} with values per question: give the TOFU_EVAL.json of the retain "
+            "model (TOFU_SUMMARY.json has means only)."
+        )
+    for key in wanted:
+        if key not in found:
+            logger.warning("%s has no %s: what is made from it stays as without --retain.", name, key)
+    asked = len(questions.rows.get("forget", ()))
+    for key, each in found.items():
+        by_index = (each.get("forget") or each).get("value_by_index", {})
+        if len(by_index) != asked:
+            raise DataError(
+                f"{name} is of other questions: {key} has {len(by_index)} of them, {forget_split} here has "
+                f"{asked}. Give the retain model's results on the same split and --limit."
+            )
+        values = [each.get("agg_value"), *(one.get("score") for one in by_index.values())]
+        if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+            raise DataError(f"{name}: {key} has values that are no numbers. Evaluate the retain model again.")
+    return found
+
+
+def check_reference(result: Result, forget_split: str, questions: TofuQuestions) -> None:
+    """Raise for a reference model's results on another split or other questions, as far as they tell."""
+    if result.split not in (None, forget_split):
+        raise DataError(f"{result.path} is of {result.split}, not of {forget_split}: give results of the same split.")
+    theirs = result.sidecar.get("conditions", {}).get("data", {})
+    for config in questions.digests.keys() & theirs.keys():
+        if questions.digests[config] != theirs[config]:
+            raise DataError(
+                f"{result.path} was made with other rows of {config}: evaluate the reference model on the same data "
+                "and with the same --limit."
+            )
+    asked = len(questions.rows.get("forget", ()))
+    if result.questions not in (None, asked):
+        raise DataError(
+            f"{result.path} is of {result.questions} forget questions, and {asked} are asked here: give results of the "
+            "same split and --limit."
+        )
+
+
+def method_of(label: str) -> str:
+    """``ROSU_rho0.4_lr1e-5`` → ``ROSU``, for runs without a record of their trainer."""
+    label = label.split("/", 1)[0]
+    while (shorter := _SETTING.sub("", label)) not in (label, ""):
+        label = shorter
+    return label
+
+
+def best_by_agg_mu(methods: Sequence[str], agg_mu: Sequence[float | None]) -> dict[str, int]:
+    """For each method, the position of its best run; the first one when several are equal.
+
+    Runs without Agg_MU cannot win; a method with none that has it is an error.
+    """
+    best: dict[str, int] = {}
+    for at, (method, value) in enumerate(zip(methods, agg_mu, strict=True)):
+        if value is not None and (method not in best or value > (agg_mu[best[method]] or 0.0)):
+            best[method] = at
+    without = [method for method in dict.fromkeys(methods) if method not in best]
+    if without:
+        raise DataError(
+            f"No run of {', '.join(without)} can be selected: Agg_MU is missing. Evaluate with "
+            "+eval/tofu_metrics=[rosu_summary], or show all runs without selecting."
+        )
+    return best
+
+
+def describe(best: Mapping[str, int], methods: Sequence[str], labels: Sequence[str]) -> str:
+    """The sentence under a table of selected runs."""
+    parts = [f"{method}: {labels[at]} (of {methods.count(method)})" for method, at in best.items()]
+    return "Selected by the highest Agg_MU; no privacy figure was used. " + "; ".join(parts) + "."
