@@ -1,4 +1,10 @@
-"""A task described by a configuration of ``rosu train``: its model, its data, next-token or representation level."""
+"""A task described by a configuration of ``rosu train``, and what makes two configurations the same.
+
+Problem: ``--rho 0.4``, ``rho: 0.4`` in a file and the default are one setting written in three ways; if each had a key
+of its own, the row that several grids share would run several times. Solution: values take the type of their field,
+the package's own settings are written out with their defaults, and those of ``TrainingArguments`` only where they
+differ from theirs (its list of fields changes between versions of transformers).
+"""
 
 from __future__ import annotations
 
@@ -9,22 +15,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainingArguments
+
 from ..data.sources import local_file
 from ..errors import DataError
 from ..evaluation.memorisation import membership_auc, score
-from ..recipes.loading import Loaded
-from ..recipes.prepare import load, prepare
-from ..recipes.settings import RunArguments, build
-from .settings import FORCED
-from .task import Measure, Steps, unlearn
+from ..recipes.prepare import Loaded, load, prepare
+from ..recipes.settings import WITHOUT_OUTPUT, RunArguments, build, type_values
+from .attempt import ANSWER_COLUMNS, Started, Steps
 
-_LANGUAGE = {
-    "forget_prob": "forget prob",
-    "forget_em": "forget EM",
-    "retain_prob": "retain prob",
-    "retain_em": "retain EM",
+#: Without influence on the figures, or part of the key elsewhere.
+_APART = {
+    *(*WITHOUT_OUTPUT, "seed", "output_dir", "overwrite"),
+    *("save_steps", "save_total_limit", "logging_dir", "run_name"),
 }
-_HELD_OUT = {"holdout_em": "holdout EM", "mia_auc": "MIA AUC"}
 _REPRESENTATION = {"loss_forget": "forget loss", "loss_retain": "retain loss"}
 
 
@@ -32,25 +36,26 @@ class ConfigTask:
     """Model, forget and retain data as ``rosu train`` loads them.
 
     Next-token runs are measured by what the model still answers (and by the loss attack, where there is held-out
-    data); representation-level runs by both losses at the end, averaged over the last tenth of the steps because the
-    noise differs from step to step.
+    data); representation-level runs by both losses, averaged over the last tenth of the steps because the noise differs
+    from step to step.
     """
 
+    digits = 3
+    notes: tuple[str, ...] = ()
+    references: Mapping[str, str] = {"before": "before"}
+
     def __init__(self, values: Mapping[str, Any]) -> None:
-        recipe = build({**values, **FORCED, "output_dir": "unused"})
+        recipe = build({**values, **WITHOUT_OUTPUT, "output_dir": "unused"})
         arguments, config = recipe
         arguments.check_run()
-        self.base = dict(values)
-        self.notes: tuple[str, ...] = ()
+        self.base: Mapping[str, Any] = dict(values)
         if recipe.representation_level:
             self.columns: Mapping[str, str] = _REPRESENTATION
             self.digits = 5  # losses of activations have no natural scale; those of retain data start at zero
-            self.references: Mapping[str, str] = {}
+            self.references = {}
             self.plotted: tuple[str, ...] = tuple(_REPRESENTATION)
             return
-        self.digits = 3
-        self.columns = {**_LANGUAGE, **(_HELD_OUT if arguments.holdout_data else {})}
-        self.references = {"before": "before"}
+        self.columns = dict(list(ANSWER_COLUMNS.items())[: None if arguments.holdout_data else -2])
         self.plotted = ("retain_em", "forget_em", *(["mia_auc"] if arguments.holdout_data else []))
         if arguments.holdout_data and config.calibrate == "holdout":
             self.notes = ("The attack's non-members are those that calibrate: holdout has seen the loss of.",)
@@ -66,47 +71,30 @@ class ConfigTask:
         names = {f.name for f in dataclasses.fields(RunArguments)}
         return {k: v for k, v in settings.items() if k in names and not k.startswith(("lora_", "retain_per_"))}
 
-    def refer(self, name: str, seed: int, steps: Steps) -> dict[str, float]:
-        recipe = build({**self.base, **FORCED, "calibrate": "off", "output_dir": "unused"})
+    def refer(self, name: str, seed: int, steps: Steps) -> Started:
+        recipe = build({**self.base, **WITHOUT_OUTPUT, "calibrate": "off", "output_dir": "unused"})
         loaded, config = load(recipe), recipe.config
-        return _measure(loaded.model.to(config.device), loaded, config.per_device_eval_batch_size)
+        model = loaded.model.to(config.device)
+        return Started(None, lambda: _measure(model, loaded, config.per_device_eval_batch_size))
 
-    def run(self, values: Mapping[str, Any], seed: int, folder: Path, *, keep: bool, steps: Steps) -> dict[str, float]:
-        trainer, measure = self.prepare(values, seed, folder, steps)
-        unlearn(trainer, keep=keep, steps=steps)
-        return measure()
-
-    def prepare(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> tuple[Any, Measure]:
-        """The trainer of a cell before its first step, and what measures its model."""
-        prepared = prepare(build({**values, **FORCED, "seed": seed, "output_dir": str(folder)}))
+    def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> Started:
+        prepared = prepare(build({**values, **WITHOUT_OUTPUT, "seed": seed, "output_dir": str(folder)}))
         trainer, size = prepared.trainer, prepared.recipe.config.per_device_eval_batch_size
         if prepared.recipe.representation_level:
-            return trainer, lambda: _final_losses(trainer.state.log_history)
-        return trainer, lambda: _measure(trainer.model, prepared.loaded, size)
+            return Started(trainer, lambda: _final_losses(trainer.state.log_history))
+        return Started(trainer, lambda: _measure(trainer.model, prepared.loaded, size))
 
 
 def _measure(model: Any, loaded: Loaded, batch_size: int) -> dict[str, float]:
-    pad = loaded.tokenizer.pad_token_id
-    forget, retain, holdout = (
-        None if part is None else score(model, part, pad_token_id=pad, batch_size=batch_size)
-        for part in (loaded.forget, loaded.retain, loaded.holdout)
-    )
-    assert forget is not None
-    assert retain is not None
-    result = {
-        "forget_prob": forget.probability,
-        "forget_em": forget.exact_match,
-        "retain_prob": retain.probability,
-        "retain_em": retain.exact_match,
-        "forget_loss": float(forget.nll.mean()),
-        "retain_loss": float(retain.nll.mean()),
-    }
-    if holdout is not None:
-        result |= {
-            "holdout_em": holdout.exact_match,
-            "holdout_loss": float(holdout.nll.mean()),
-            "mia_auc": membership_auc(forget.nll, holdout.nll),
-        }
+    pad, parts = loaded.tokenizer.pad_token_id, {"forget": loaded.forget, "retain": loaded.retain}
+    if loaded.holdout is not None:
+        parts["holdout"] = loaded.holdout
+    scores = {name: score(model, part, pad_token_id=pad, batch_size=batch_size) for name, part in parts.items()}
+    result: dict[str, float] = {}
+    for key, own in scores.items():
+        result |= {f"{key}_prob": own.probability, f"{key}_em": own.exact_match, f"{key}_loss": float(own.nll.mean())}
+    if "holdout" in scores:
+        result["mia_auc"] = membership_auc(scores["forget"].nll, scores["holdout"].nll)
     return result
 
 
@@ -138,3 +126,44 @@ def _contents(source: Any) -> Any:
         files = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in path.iterdir() if p.is_file())
         return [source, hashlib.sha256(json.dumps(files).encode()).hexdigest()]
     return source
+
+
+def known_settings(values: Mapping[str, Any]) -> set[str]:
+    """Names a grid may vary, for the kind of run that ``values`` describe."""
+    chosen, _ = type_values(values)
+    return {f.name for cls in (RunArguments, chosen) for f in dataclasses.fields(cls) if f.init}
+
+
+def complete(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The canonical settings; unknown names and values of the wrong type are refused, impossible ones are not."""
+    chosen, typed = type_values(values)
+    theirs = _defaults(TrainingArguments)
+    ours = {**_defaults(RunArguments), **_defaults(chosen)}
+    ours = {name: value for name, value in ours.items() if name not in theirs}
+    result = dict(ours)
+    for name, value in typed.items():
+        default = ours.get(name, theirs.get(name))
+        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)  # YAML reads 1 as an integer
+        if name in ours or value != default:
+            result[name] = as_number(name, value)
+    return {name: value for name, value in sorted(result.items()) if name not in _APART}
+
+
+def typed_setting(name: str, value: Any, base: Mapping[str, Any]) -> Any:
+    """``value`` as the setting ``name`` of a run with the settings ``base`` takes it."""
+    return as_number(name, type_values({**base, name: value})[1][name])
+
+
+def as_number(name: str, value: Any) -> Any:
+    """Numbers as numbers, also in the fields that take a name or a number and therefore hold text."""
+    try:
+        return float(value) if isinstance(value, str) and name in ("beta", "calibrate") else value
+    except ValueError:
+        return value
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    fields = dataclasses.fields(cls)
+    made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
+    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING} | made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rosu_llm.data.sources import load_samples
 from rosu_llm.errors import ConfigError, DataError
-from rosu_llm.experiments.config_task import ConfigTask, _final_losses
-from rosu_llm.experiments.settings import complete
+from rosu_llm.experiments.attempt import Task, train_quietly
+from rosu_llm.experiments.config_task import ConfigTask, _final_losses, complete
 from rosu_llm.losses import logits_of, token_nll
-from rosu_llm.toys.recipe import toy_values
+from rosu_llm.toys import toy_values
 
 QUIET: Any = lambda *_: None
 NAMES = {"model_name_or_path": "m", "forget_data": "f", "retain_data": "r"}
@@ -25,6 +26,15 @@ PATTERN = r"layers\.(0|1)\.mlp\.down_proj\.weight$"
 @pytest.fixture
 def values(tmp_path: Path) -> dict[str, Any]:
     return toy_values(NAMES, tmp_path)
+
+
+def run(task: Task, values: Mapping[str, Any], folder: Path, *, seed: int = 0, keep: bool = False) -> dict[str, float]:
+    """Train and measure; the folder stays, so that one sees what was left there."""
+    started = task.start(values, seed, folder, QUIET)
+    train_quietly(started.trainer, QUIET)
+    if keep:
+        started.trainer.save_model()
+    return dict(started.measure())
 
 
 def probability(folder: str, source: str) -> float:
@@ -42,11 +52,11 @@ def probability(folder: str, source: str) -> float:
 
 def test_before_and_after_are_measured_on_the_given_data(values: dict[str, Any], tmp_path: Path) -> None:
     task = ConfigTask(values)
-    before = task.refer("before", 0, QUIET)
+    before = task.refer("before", 0, QUIET).measure()
     for part in ("forget", "retain"):
         expected = probability(values["model_name_or_path"], values[f"{part}_data"])
         assert before[f"{part}_prob"] == pytest.approx(expected, rel=1e-4)
-    after = task.run({**values, "learning_rate": 1e-2}, 0, tmp_path / "cell", keep=True, steps=QUIET)
+    after = run(task, {**values, "learning_rate": 1e-2}, tmp_path / "cell", keep=True)
     assert set(task.columns) <= set(after)
     assert after["forget_prob"] == pytest.approx(probability(str(tmp_path / "cell"), values["forget_data"]), rel=1e-4)
     assert after["forget_prob"] != before["forget_prob"]
@@ -54,15 +64,13 @@ def test_before_and_after_are_measured_on_the_given_data(values: dict[str, Any],
 
 def test_nothing_is_saved_unless_asked_for(values: dict[str, Any], tmp_path: Path) -> None:
     cell = tmp_path / "cell"
-    ConfigTask(values).run({**values, "save_strategy": "epoch"}, 0, cell, keep=False, steps=QUIET)
+    run(ConfigTask(values), {**values, "save_strategy": "epoch"}, cell)
     assert not [*cell.rglob("*.safetensors")]
 
 
 def test_cells_do_not_depend_on_those_before_them(values: dict[str, Any], tmp_path: Path) -> None:
     task = ConfigTask({**values, "lora_r": 2, "lora_dropout": 0.1})
-    first, _, third = (
-        task.run({**task.base, "rho": rho}, 0, tmp_path / "cell", keep=False, steps=QUIET) for rho in (0.1, 5.0, 0.1)
-    )
+    first, _, third = (run(task, {**task.base, "rho": rho}, tmp_path / "cell") for rho in (0.1, 5.0, 0.1))
     assert first == third
 
 
@@ -70,7 +78,7 @@ def test_without_held_out_data_there_is_no_attack(values: dict[str, Any]) -> Non
     assert "mia_auc" in ConfigTask(values).columns
     task = ConfigTask({**values, "holdout_data": None})
     assert "mia_auc" not in task.columns and "mia_auc" not in task.plotted
-    assert "mia_auc" not in task.refer("before", 0, QUIET)
+    assert "mia_auc" not in task.refer("before", 0, QUIET).measure()
 
 
 def test_calibration_on_the_attacks_non_members_is_said(values: dict[str, Any]) -> None:
@@ -97,7 +105,7 @@ def test_what_is_missing_is_said_before_any_cell() -> None:
 def test_representation_level_is_measured_by_its_losses(tmp_path: Path) -> None:
     values = {**toy_values({**NAMES, **HIDDEN}, tmp_path), "trainable_parameters": PATTERN, "max_steps": 3}
     task = ConfigTask(values)
-    metrics = task.run(values, 0, tmp_path / "cell", keep=False, steps=QUIET)
+    metrics = run(task, values, tmp_path / "cell")
     assert set(metrics) == set(task.columns) == {"loss_forget", "loss_retain"}
     assert all(value > 0.0 for value in metrics.values())
     assert not task.references

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rosu_llm.errors import ConfigError
-from rosu_llm.experiments.settings import FORCED, complete
-from rosu_llm.experiments.store import cell_key
+from rosu_llm.experiments.attempt import cell_key
+from rosu_llm.experiments.config_task import complete
+from rosu_llm.recipes.settings import WITHOUT_OUTPUT
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,7 @@ from rosu_llm.experiments.store import cell_key
         {"rho": 0.4, "method": "rosu", "jacobian": "relaxed"},
         {"learning_rate": "5e-5", "retain_weight": 1},  # the defaults, one of them as YAML's integer
         {"output_dir": "elsewhere", "seed": 7, "save_strategy": "epoch", "logging_steps": 10},
-        FORCED,
+        WITHOUT_OUTPUT,
     ],
 )
 def test_the_same_run_written_otherwise(same: dict[str, object]) -> None:

@@ -1,20 +1,15 @@
-"""Cells in order, each either read from the store or run; one that fails is recorded and the others go on."""
+"""Cells in order, each read from the store or run, and their mean over seeds; one that fails ends no other."""
 
 from __future__ import annotations
 
-import gc
-import math
-import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from statistics import mean, stdev
+from typing import Any
 
-from ...errors import NonFiniteError, RosuError, one_line
-from ..settings import complete
-from ..store import DONE, FAILED, Record, Store, cell_key
-from ..task import Steps, Task
+from ..attempt import DONE, FAILED, KEPT, AttemptObserver, CellStore, Figures, Record, Started, Task, attempt, cell_key
+from ..config_task import complete
 from .grid import Grid
 
 #: (row, seed) → key. A row is (grid, label); reference rows have the grid "".
@@ -32,16 +27,6 @@ class Cell:
     settings: Mapping[str, Any]
     values: Mapping[str, Any]
     reference: str | None = None
-
-
-class Watcher(Protocol):
-    """Is told what happens."""
-
-    def started(self, cell: Cell) -> None: ...
-
-    def steps(self, done: int, total: int) -> None: ...
-
-    def finished(self, cell: Cell, record: Record, *, reused: bool) -> None: ...
 
 
 def plan(task: Task, grids: Sequence[Grid], seeds: Sequence[int]) -> tuple[list[Cell], Rows]:
@@ -77,82 +62,62 @@ def run_cells(
     cells: Sequence[Cell],
     task: Task,
     out: Path,
-    watcher: Watcher,
+    observer: AttemptObserver,
     *,
     retry_failed: bool = False,
     keep_models: bool = False,
 ) -> dict[str, Record]:
     """The record of every cell, by key."""
-    store = Store(out / "cells")
+    store = CellStore(out / "cells")
     records = {}
     for cell in cells:
-        found = store.get(cell.key)
-        if found is not None and _still_good(found, cell, out, retry_failed, keep_models):
-            watcher.finished(cell, found, reused=True)
+        label, record = f"{cell.label}, seed {cell.seed}", store.get(cell.key)
+        if record is None or _outdated(record, cell, out, retry_failed, keep_models):
+            observer.started(label)
+            record = _run(cell, task, out, observer, keep_models)
+            store.put(record)
+            status = record.status
         else:
-            watcher.started(cell)
-            found = _run(cell, task, out, watcher.steps, keep_models)
-            store.put(found)
-            watcher.finished(cell, found, reused=False)
-        records[cell.key] = found
+            status = FAILED if record.error else KEPT
+        ending = "" if status == KEPT else f"{record.seconds:.1f} s"
+        observer.finished(label, status, f"{ending}  {record.error}" if record.error else ending)
+        records[cell.key] = record
     return records
 
 
-def _still_good(record: Record, cell: Cell, out: Path, retry_failed: bool, keep_models: bool) -> bool:
+def _outdated(record: Record, cell: Cell, out: Path, retry_failed: bool, keep_models: bool) -> bool:
     if record.status == FAILED:
-        return not retry_failed
+        return retry_failed
     # A model that is asked for but was not kept, or is gone, can only be had by running the cell again.
-    return not keep_models or cell.reference is not None or bool(record.model and (out / record.model).is_dir())
+    return keep_models and cell.reference is None and not (record.model and (out / record.model).is_dir())
 
 
-def _run(cell: Cell, task: Task, out: Path, steps: Steps, keep_models: bool) -> Record:
-    started = time.perf_counter()
+def _run(cell: Cell, task: Task, out: Path, observer: AttemptObserver, keep_models: bool) -> Record:
     folder = out / "models" / f"{cell.key}-seed{cell.seed}"
     keep = keep_models and cell.reference is None
-    metrics: dict[str, float] = {}
-    error = None
-    if cell.reference is None:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-    try:
-        metrics = _measured(cell, task, folder, keep, steps)
-    except Exception as raised:  # whatever goes wrong in a cell must not take the others with it
-        name = "" if isinstance(raised, RosuError) else f"{type(raised).__name__}: "
-        error = (name + one_line(raised))[:500]
-    if cell.reference is None and (error or not keep):
-        shutil.rmtree(folder, ignore_errors=True)
-    _free()
+
+    def start() -> Started:
+        if cell.reference is not None:
+            return task.refer(cell.reference, cell.seed, observer.steps)
+        return task.start(cell.values, cell.seed, folder, observer.steps)
+
+    def save(started: Started, figures: Figures, seconds: float) -> bool:
+        if keep:
+            started.trainer.save_model()
+            started.trainer.save_state()
+            started.trainer.create_model_card()
+        return keep
+
+    result = attempt(start, folder, observer.steps, save)
     return Record(
+        **vars(result),
         key=cell.key,
         label=cell.label,
         seed=cell.seed,
-        status=FAILED if error else DONE,
-        metrics=metrics,
-        seconds=round(time.perf_counter() - started, 2),
-        error=error,
-        model=str(folder.relative_to(out)) if keep and not error else None,
+        model=str(folder.relative_to(out)) if keep and not result.error else None,
         task=dict(cell.task),
         settings=dict(cell.settings),
     )
-
-
-def _measured(cell: Cell, task: Task, folder: Path, keep: bool, steps: Steps) -> dict[str, float]:
-    if cell.reference is not None:
-        metrics = task.refer(cell.reference, cell.seed, steps)
-    else:
-        metrics = task.run(cell.values, cell.seed, folder, keep=keep, steps=steps)
-    broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-    if broken:
-        raise NonFiniteError(f"The model is broken: {', '.join(broken)} is not finite after training.")
-    return metrics
-
-
-def _free() -> None:
-    """Give back what the trainer held: its hooks and callbacks are cycles that only the collector sees."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 Selector = Callable[[str, str], dict[int, Record]]
@@ -161,3 +126,21 @@ Selector = Callable[[str, str], dict[int, Record]]
 def selector(rows: Rows, records: Mapping[str, Record]) -> Selector:
     """Records of a row by grid and label, seed → record."""
     return lambda grid, label: {seed: records[key] for seed, key in rows[grid, label].items()}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean, and standard deviation with n − 1 where there are two or more values."""
+
+    mean: float
+    spread: float | None
+    count: int
+
+
+def summarise(records: Mapping[int, Record], metric: str) -> Summary | None:
+    """One measure over the seeds that finished; None where no seed has it."""
+    found = (r.metrics.get(metric) for r in records.values() if r.status == DONE)
+    values = [value for value in found if value is not None]
+    if not values:
+        return None
+    return Summary(mean(values), stdev(values) if len(values) > 1 else None, len(values))

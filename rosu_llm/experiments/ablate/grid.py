@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any
 
 from ...errors import ConfigError, unknown
@@ -41,7 +41,7 @@ class Grid:
     variants: tuple[Variant, ...]
     columns: tuple[str, ...] = ()
     axes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def named_grid(name: str, base: Mapping[str, Any], known: set[str]) -> Grid:
@@ -49,17 +49,18 @@ def named_grid(name: str, base: Mapping[str, Any], known: set[str]) -> Grid:
     if name not in GRIDS:
         raise unknown("grid", name, GRIDS)
     grid = GRIDS[name](base)
-    for variant in grid.variants:
-        for key in variant.settings:
-            if key not in known:
-                raise ConfigError(
-                    f"The grid {name!r} varies {key!r}, which is no setting of this version: leave it out of --grid."
-                )
+    for key in chain.from_iterable(variant.settings for variant in grid.variants):
+        if key not in known:
+            raise ConfigError(
+                f"The grid {name!r} varies {key!r}, which is no setting of this version: leave it out of --grid."
+            )
     return grid
 
 
 def free_grid(axes: Sequence[str], base: Mapping[str, Any], fixed: Mapping[str, Any]) -> Grid:
     """The product of axes written ``key=v1,v2``; ``fixed`` are settings given as flags, which no axis may repeat."""
+    from ..config_task import typed_setting
+
     values: dict[str, list[str]] = {}
     for axis in axes:
         key, _, text = axis.partition("=")
@@ -72,23 +73,15 @@ def free_grid(axes: Sequence[str], base: Mapping[str, Any], fixed: Mapping[str, 
             other = "a second --axis" if key in values else f"--{key.replace('_', '-')}"
             raise ConfigError(f"--axis {axis!r} and {other} both set {key}: give one of them.")
         values[key] = entries
-    return _axes_grid("axes", " × ".join(values), values, base)
-
-
-def _axes_grid(name: str, title: str, axes: Mapping[str, Sequence[Any]], base: Mapping[str, Any]) -> Grid:
-    from ...recipes.settings import type_values
-    from ..settings import NAME_OR_NUMBER, as_number
-
     variants: list[Variant] = []
-    for combination in product(*axes.values()):
-        raw = dict(zip(axes, combination, strict=True))
-        _, typed = type_values({**base, **raw})
-        settings = {key: as_number(typed[key]) if key in NAME_OR_NUMBER else typed[key] for key in axes}
+    for combination in product(*values.values()):
+        raw = dict(zip(values, combination, strict=True))
+        settings = {key: typed_setting(key, value, {**base, **raw}) for key, value in raw.items()}
         label = ", ".join(f"{SYMBOLS.get(key, key)} = {value}" for key, value in settings.items())
         if any(variant.label == label for variant in variants):
             raise ConfigError(f"The axes give {label!r} twice: every value once.")
         variants.append(Variant(label, settings))
-    return Grid(name, title, tuple(variants), axes=tuple(axes))
+    return Grid("axes", " × ".join(values), tuple(variants), axes=tuple(values))
 
 
 def _components(base: Mapping[str, Any]) -> Grid:
@@ -129,30 +122,27 @@ def _jacobian(base: Mapping[str, Any]) -> Grid:
     return Grid("jacobian", "Outer gradient", variants)
 
 
-def _methods(base: Mapping[str, Any]) -> Grid:
-    return Grid("methods", "Methods", tuple(Variant(name, {"method": name}) for name in METHODS))
+def _series(name: str, title: str, key: str, values: Sequence[Any], *notes: str) -> Grid:
+    """One setting at several values."""
+    symbol = SYMBOLS.get(key, key)
+    variants = tuple(Variant(f"{symbol} = {value}", {key: value}) for value in values)
+    return Grid(name, title, variants, axes=(key,), notes=notes)
 
 
-def _sweep(name: str, title: str, key: str, values: Sequence[Any], *notes: str) -> Callable[[Mapping[str, Any]], Grid]:
-    def grid(base: Mapping[str, Any]) -> Grid:
-        symbol = SYMBOLS.get(key, key)
-        variants = tuple(Variant(f"{symbol} = {value}", {key: value}) for value in values)
-        return Grid(name, title, variants, axes=(key,), notes=notes)
-
-    return grid
-
-
+#: Name → the grid on top of given settings.
 GRIDS: dict[str, Callable[[Mapping[str, Any]], Grid]] = {
     "components": _components,
     "jacobian": _jacobian,
-    "rank": _sweep(
+    "rank": lambda base: _series(
         "rank",
         "Rank of the protected retain subspace",
         "protect_rank",
         (1, 2, 4, 8),
         "k = 1 protects the mean retain gradient; above, the gradients of k sampled retain examples.",
     ),
-    "rho": _sweep("rho", "Perturbation radius", "rho", (0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)),
-    "retain_batch": _sweep("retain_batch", "Retain samples per forget sample", "retain_per_forget", (1, 2, 4, 8)),
-    "methods": _methods,
+    "rho": lambda base: _series("rho", "Perturbation radius", "rho", (0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)),
+    "retain_batch": lambda base: _series(
+        "retain_batch", "Retain samples per forget sample", "retain_per_forget", (1, 2, 4, 8)
+    ),
+    "methods": lambda base: Grid("methods", "Methods", tuple(Variant(name, {"method": name}) for name in METHODS)),
 }

@@ -1,28 +1,62 @@
-"""The embedded task of ``rosu demo``: nothing is downloaded, and a retrained model says what the goal is."""
+"""The embedded task of ``rosu demo``, and what the demo makes of it.
+
+Nothing is downloaded, and a retrained model says what the goal is. ``results.json`` holds the cells of the grid
+``contenders`` as rows, logs and answers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Any, TypedDict
 
-from ...errors import ConfigError
-from ...presentation.demo import COLUMNS
-from ...recipes.loading import Loaded
-from ...recipes.prepare import assemble
-from ...recipes.settings import RunArguments, build
-from ..settings import FORCED
-from ..store import cell_key
-from ..task import Measure, Steps, unlearn
-from .contenders import COMMON, LABELS
-from .measure import measure
-from .run import Size
-from .world import World, build_world, learn, small_llama
+from ... import __version__
+from ...errors import ConfigError, DataError
+from ...recipes.prepare import Loaded, assemble
+from ...recipes.settings import WITHOUT_OUTPUT, RunArguments, build
+from ..ablate.cells import Selector, plan, run_cells, selector
+from ..ablate.grid import Grid, Variant
+from ..attempt import ANSWER_COLUMNS, AttemptObserver, Record, Started, Steps, cell_key
+from .world import Size, World, answers, build_world, learn, measure, small_llama
 
+#: Row name → settings that differ from :data:`COMMON`; all have one learning rate and one length.
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "rosu": {"method": "rosu"},
+    "rosu_calibrated": {"method": "rosu", "calibrate": "holdout"},
+    "minmax": {"method": "minmax"},
+    "graddiff": {"method": "graddiff"},
+    "npo": {"method": "graddiff", "forget_loss": "npo"},
+}
+
+COMMON: dict[str, Any] = {
+    "rho": 0.4,
+    "learning_rate": 2e-3,
+    "lr_scheduler_type": "linear",
+    "per_device_train_batch_size": 16,
+    "num_train_epochs": 20,
+    "max_grad_norm": 1.0,
+}
+
+#: The models to compare with, and the contenders.
+LABELS = {
+    "before": "before",
+    "retain_only": "retain-only (gold)",
+    "rosu": "ROSU",
+    "rosu_calibrated": "ROSU calibrated*",
+    "minmax": "min-max",
+    "graddiff": "grad. difference",
+    "npo": "NPO",
+}
+COLUMNS = {**ANSWER_COLUMNS, "seconds": "sec"}
 #: Settings of what to load that have a meaning here.
 _LOADING = {"retain_per_forget", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"}
 
@@ -31,16 +65,15 @@ class DemoTask:
     """Ten fictitious people are forgotten; every cell of a seed starts from the same weights.
 
     Args:
-        size: how large.
         values: settings in place of the demo's own.
         folder: where the trained model of each seed is kept.
     """
 
-    columns: Mapping[str, str] = {key: heading for key, heading in COLUMNS.items() if key != "seconds"}
-    plotted = ("retain_em", "forget_em", "mia_auc")
+    columns: Mapping[str, str] = ANSWER_COLUMNS
+    plotted: tuple[str, ...] = ("retain_em", "forget_em", "mia_auc")
     digits = 3
     references: Mapping[str, str] = {name: LABELS[name] for name in ("before", "retain_only")}
-    notes = (
+    notes: tuple[str, ...] = (
         "forget EM and MIA AUC should match the gold row, not be as low as possible; retain should stay as before.",
     )
 
@@ -51,7 +84,7 @@ class DemoTask:
                     f"{f.name} has no place in the task 'demo', which brings its own model and data: leave it out, or "
                     "describe your task with --config FILE."
                 )
-        self.base = {**COMMON, "use_cpu": True, **size.overrides, **values}
+        self.base: Mapping[str, Any] = {**COMMON, "use_cpu": True, **size.overrides, **values}
         self._size, self._folder = size, folder
         self._world = lru_cache(maxsize=1)(lambda seed: build_world(seed, people=size.people))
 
@@ -64,20 +97,16 @@ class DemoTask:
     def reference_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
-    def refer(self, name: str, seed: int, steps: Steps) -> dict[str, float]:
+    def refer(self, name: str, seed: int, steps: Steps) -> Started:
         world = self._world(seed)
         if name == "before":
-            return measure(self._taught(world, seed, steps), world)
-        return measure(self._teach(world, world.data["retain"].samples, seed, steps), world)
+            model = self._taught(world, seed, steps)
+        else:
+            model = self._teach(world, world.data["retain"].samples, seed, steps)
+        return Started(None, lambda: measure(model, world), details=lambda: {"answers": answers(model, world)})
 
-    def run(self, values: Mapping[str, Any], seed: int, folder: Path, *, keep: bool, steps: Steps) -> dict[str, float]:
-        trainer, measured = self.prepare(values, seed, folder, steps)
-        unlearn(trainer, keep=keep, steps=steps)
-        return measured()
-
-    def prepare(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> tuple[Any, Measure]:
-        """The trainer of a cell before its first step, and what measures its model."""
-        recipe = build({**values, **FORCED, "seed": seed, "output_dir": str(folder)})
+    def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> Started:
+        recipe = build({**values, **WITHOUT_OUTPUT, "seed": seed, "output_dir": str(folder)})
         if recipe.representation_level:
             raise ConfigError(
                 "The task 'demo' measures answers, which representation-level unlearning needs more layers for: use "
@@ -87,7 +116,12 @@ class DemoTask:
         model = self._taught(world, seed, steps)
         forget, retain, held_out = (world.data[split] for split in ("forget", "retain", "calibration"))
         trainer = assemble(recipe, Loaded(model, world.tokenizer, forget, retain, held_out)).trainer
-        return trainer, lambda: measure(trainer.model, world)
+
+        def details() -> dict[str, Any]:
+            log = [entry for entry in trainer.state.log_history if "loss" in entry]
+            return {"log": log, "answers": answers(trainer.model, world)}
+
+        return Started(trainer, lambda: measure(trainer.model, world), details=details)
 
     def _taught(self, world: World, seed: int, steps: Steps) -> Any:
         """The model that knows everybody: read from its folder, or taught and put there whole."""
@@ -106,6 +140,78 @@ class DemoTask:
     def _teach(self, world: World, samples: list[Any], seed: int, steps: Steps) -> Any:
         size = self._size
         model = small_llama(len(world.tokenizer), seed, hidden=size.hidden, layers=size.layers)
-        epochs = size.learning_epochs
-        learn(model, samples, epochs=epochs, seed=seed, progress=lambda done, total, loss: steps(done, total))
+        learn(model, samples, epochs=size.learning_epochs, seed=seed, progress=steps)
         return model
+
+
+class DemoDocument(TypedDict):
+    """Everything the demo found; rows are averaged over seeds, logs and answers are those of the first seed.
+
+    A row holds ``method``, every figure, and ``seconds`` of training; an entry of ``per_seed`` the ``seed`` and its
+    ``rows``; the settings what all contenders have in ``common``, and what each has of its own (``methods``).
+    An answer entry holds ``split``, ``question``, ``truth``, ``before``, and the answer of each contender by its name.
+    """
+
+    rows: list[dict[str, Any]]
+    per_seed: list[dict[str, Any]]
+    settings: dict[str, dict[str, Any]]
+    logs: dict[str, list[dict[str, float]]]
+    answers: list[dict[str, str]]
+    versions: dict[str, str]
+
+
+def contenders_grid(methods: Sequence[str] = tuple(CONTENDERS)) -> Grid:
+    """The variants that the demo runs."""
+    variants = tuple(Variant(LABELS[name], CONTENDERS[name]) for name in methods)
+    return Grid("contenders", "Forget ten fictitious people, keep the others", variants)
+
+
+def demo_document(select: Selector, seeds: Sequence[int], methods: Sequence[str] = tuple(CONTENDERS)) -> DemoDocument:
+    """Raises where a cell failed: a comparison that lacks a row is none."""
+    names = {"before": "", "retain_only": "", **dict.fromkeys(methods, "contenders")}
+    records = {name: select(grid, LABELS[name]) for name, grid in names.items()}
+    for name, by_seed in records.items():
+        for seed, record in by_seed.items():
+            if record.error:
+                raise DataError(f"{LABELS[name]}, seed {seed}, failed: {record.error}")
+    rows: dict[int, list[dict[str, Any]]] = {seed: [] for seed in seeds}
+    for name, by_seed in records.items():
+        for seed, own in rows.items():
+            own.append({"method": name, **by_seed[seed].metrics, "seconds": by_seed[seed].training_seconds})
+    first = {name: by_seed[seeds[0]] for name, by_seed in records.items()}
+    return {
+        "rows": [_average(group) for group in zip(*rows.values(), strict=True)],
+        "per_seed": [{"seed": seed, "rows": own} for seed, own in rows.items()],
+        "settings": {"common": COMMON, "methods": CONTENDERS},
+        "logs": {name: first[name].log for name in methods},
+        "answers": _answers({name: first[name] for name in ("before", *methods)}),
+        "versions": {
+            "rosu_llm": __version__,
+            **{name: version(name) for name in ("torch", "transformers")},
+            "python": platform.python_version(),
+        },
+    }
+
+
+def run_demo(
+    size: Size, seeds: Sequence[int], observer: Callable[[int], AbstractContextManager[AttemptObserver]]
+) -> DemoDocument:
+    """Run every contender on every seed; ``observer`` makes who watches, from the number of models."""
+    with TemporaryDirectory() as scratch:
+        task = DemoTask(size, {}, Path(scratch) / "models")
+        cells, rows = plan(task, [contenders_grid()], seeds)
+        with observer(len(cells)) as watching:
+            records = run_cells(cells, task, Path(scratch), watching)
+    return demo_document(selector(rows, records), seeds)
+
+
+def _average(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {key: value if key == "method" else mean(row[key] for row in group) for key, value in group[0].items()}
+
+
+def _answers(records: dict[str, Record]) -> list[dict[str, str]]:
+    result = []
+    for same in zip(*(record.answers for record in records.values()), strict=True):
+        question = {key: text for key, text in same[0].items() if key != "answer"}
+        result.append({**question, **{name: entry["answer"] for name, entry in zip(records, same, strict=True)}})
+    return result

@@ -1,18 +1,43 @@
-"""The demo's little world: corpus, tokenizer, data sets, model and how it learns."""
+"""The demo's little world: its size, corpus, tokenizer, data sets, model, how it learns and what it then knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...data.pairing import ForgetRetainCollator
-from ...data.people import SPLITS, Corpus, Item, generate
+from ...data.people import SPLITS, Corpus, generate
 from ...data.question_answer import QuestionAnswerDataset
+from ...evaluation.memorisation import membership_auc, score
 from ...losses import COUNT, logits_of, token_nll
+from ..attempt import Steps
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the demo is; ``SMOKE`` only proves that every part runs."""
+
+    people: dict[str, int] = field(
+        default_factory=lambda: {"forget": 10, "retain": 40, "calibration": 10, "holdout": 10}
+    )
+    hidden: int = 128
+    layers: int = 4
+    learning_epochs: int = 36
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+FULL = Size()
+SMOKE = Size(
+    people={"forget": 2, "retain": 3, "calibration": 1, "holdout": 1},
+    hidden=32,
+    layers=1,
+    learning_epochs=2,
+    overrides={"num_train_epochs": 1},
+)
 
 
 @dataclass(frozen=True)
@@ -45,16 +70,10 @@ def word_tokenizer(words: Sequence[str]) -> Any:
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    special = ["<pad>", "<s>", "</s>", "<unk>"]
-    backend = Tokenizer(WordLevel({w: i for i, w in enumerate([*special, *words])}, unk_token="<unk>"))
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    backend = Tokenizer(WordLevel({w: i for i, w in enumerate([*special.values(), *words])}, unk_token="<unk>"))
     backend.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
 def small_llama(vocabulary: int, seed: int, *, hidden: int = 128, layers: int = 4) -> Any:
@@ -62,41 +81,33 @@ def small_llama(vocabulary: int, seed: int, *, hidden: int = 128, layers: int = 
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            intermediate_size=3 * hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
-        )
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
     )
+    return LlamaForCausalLM(config)
 
 
 def learn(
-    model: nn.Module,
-    samples: Sequence[Any],
-    *,
-    epochs: int,
-    seed: int,
-    learning_rate: float = 2e-3,
-    batch_size: int = 32,
-    progress: Callable[[int, int, float], None] | None = None,
+    model: Any, samples: Sequence[Any], *, epochs: int, seed: int, batch_size: int = 32, progress: Steps | None = None
 ) -> None:
     """Plain training from scratch with AdamW and a one-cycle schedule."""
+    peak = 2e-3
     collate = ForgetRetainCollator(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, weight_decay=0.1)
     steps = epochs * -(-len(samples) // batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=steps, pct_start=0.1)
     generator = torch.Generator().manual_seed(seed)
     model.train()
-    done = 0
     for _ in range(epochs):
         order = torch.randperm(len(samples), generator=generator).tolist()
         for start in range(0, len(order), batch_size):
@@ -107,13 +118,59 @@ def learn(
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            done += 1
             if progress is not None:
-                progress(done, steps, float(loss.detach()))
+                progress(schedule.last_epoch, steps)
 
 
-def pairs_of(items: Sequence[Item], *, paraphrased: bool = False) -> list[tuple[str, str]]:
-    """Question/answer pairs of items, plain or paraphrased."""
-    if paraphrased:
-        return [(i.paraphrased_question, i.paraphrased_answer) for i in items]
-    return [(i.question, i.answer) for i in items]
+def measure(model: nn.Module, world: World) -> dict[str, float]:
+    """Every figure of a row except its name and seconds.
+
+    The membership attack compares the forgotten people with the ``holdout`` people; the
+    ``calibration`` people, whose loss a calibrated run has seen, take no part in any figure.
+    """
+    forget, retain, holdout = (score(model, world.data[split]) for split in ("forget", "retain", "holdout"))
+    items = world.corpus.items["forget"]
+    paraphrased = score(model, world.encode([(i.paraphrased_question, i.paraphrased_answer) for i in items]))
+    columns = zip(*([(i.question, answer) for answer in i.perturbed_answers] for i in items), strict=True)
+    wrong = [score(model, world.encode(column)).nll for column in columns]
+    return {
+        "forget_prob": forget.probability,
+        "forget_em": forget.exact_match,
+        "retain_prob": retain.probability,
+        "retain_em": retain.exact_match,
+        "holdout_em": holdout.exact_match,
+        "mia_auc": membership_auc(forget.nll, holdout.nll),
+        "forget_loss": float(forget.nll.mean()),
+        "holdout_loss": float(holdout.nll.mean()),
+        "forget_paraphrase_prob": paraphrased.probability,
+        # the share of questions whose true answer is likelier than each of its perturbed ones
+        "forget_choice": float((forget.nll < torch.stack(wrong)).all(0).float().mean()),
+    }
+
+
+def answers(model: Any, world: World, per_split: int = 3) -> list[dict[str, str]]:
+    """What the model answers to some questions about people to forget and about people to keep."""
+    result = []
+    for split in ("forget", "retain"):
+        items = world.corpus.items[split]
+        for item in items[:: max(1, len(items) // per_split)][:per_split]:
+            text = answer(model, world, item.question)
+            result.append({"split": split, "question": item.question, "truth": item.answer, "answer": text})
+    return result
+
+
+@torch.no_grad()
+def answer(model: Any, world: World, question: str, *, length: int = 16) -> str:
+    """The model's greedy answer."""
+    prompt = world.tokenizer(f"{question} ", return_tensors="pt")
+    was_training = model.training
+    model.eval()
+    output = model.generate(
+        prompt["input_ids"],
+        attention_mask=prompt["attention_mask"],
+        max_new_tokens=length,
+        do_sample=False,
+        pad_token_id=world.tokenizer.pad_token_id,
+    )
+    model.train(was_training)
+    return str(world.tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))

@@ -1,11 +1,11 @@
-"""A study as plain data: what ``trials.json`` holds, and what tables and plots are made from."""
+"""A study as plain data: the content of ``trials.json``, which tables, plots and reports are made from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import optuna
 from optuna.storages import RetryHeartbeatStaleTrialCallback as Retry
@@ -13,54 +13,92 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ... import __version__
 from ...errors import DataError
-from ...evaluation.tofu.loading import ADAPTER
+from ...evaluation.model_identity import ADAPTER
+from ..attempt import DONE, FAILED, KILLED, PRUNED, RUNNING, WAITING
+from .scoring import SELECTED_BY, Scoring
 from .search import ERROR, FIGURES, MODEL, REFERENCES, SCORED, trial_folder
 from .study import CONDITIONS
-from .task import SELECTED_BY, SweepTask
 
 SCHEMA = "rosu/sweep/1"
 DESCRIPTION = "description"
-DONE, KILLED = "done", "killed"
 _STATES = {
     TrialState.COMPLETE: DONE,
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-    TrialState.RUNNING: "running",
-    TrialState.WAITING: "waiting",
+    TrialState.PRUNED: PRUNED,
+    TrialState.FAIL: FAILED,
+    TrialState.RUNNING: RUNNING,
+    TrialState.WAITING: WAITING,
 }
 #: From so many finished trials on, importance is more than chance.
 ENOUGH = 8
 
 
-def describe(study: optuna.Study, task: SweepTask, seed: int) -> None:
+class TrialDocument(TypedDict):
+    """One trial; ``model`` and ``evaluation`` are folders below that of the study, where they exist."""
+
+    number: int
+    rank: int | None  # by Agg_MU, from 1; None unless done
+    state: str
+    again_for: int | None  # the killed trial that it repeats
+    settings: dict[str, Any]
+    scores: dict[str, float | None]
+    figures: dict[str, float]
+    intermediate: dict[str, float]  # percent of the run → value that the pruner saw
+    seconds: float | None
+    error: str | None
+    model: str | None
+    evaluation: str | None
+
+
+class SweepDocument(TypedDict):
+    """The content of ``trials.json``."""
+
+    schema: str
+    study: str
+    task: str
+    objective: dict[str, str]
+    pruned_by: str
+    recipe: dict[str, Any]  # the settings that every trial starts from
+    seed: int
+    notes: list[str]
+    headings: dict[str, str]  # score → heading of its column
+    space: dict[str, dict[str, Any]]  # setting → its choices or range
+    evaluation: dict[str, Any]  # what figures depend on besides settings
+    references: dict[str, Any]  # "initial" and "retain", as far as they are known, with figures and scores
+    best: int | None
+    pareto: list[int]  # trials on the frontier of Mem and Util
+    importance: dict[str, float] | None  # setting → its share of the variance of Agg_MU
+    trials: list[TrialDocument]
+    versions: dict[str, str]
+
+
+def describe(study: optuna.Study, scoring: Scoring, recipe: Mapping[str, Any], seed: int) -> None:
     """Leave in the study what is needed to show it without its recipe."""
-    study.set_user_attr(
-        DESCRIPTION,
-        {
-            "task": task.name,
-            "objective": {"name": SELECTED_BY, "direction": "maximize", "definition": task.definition},
-            "pruned_by": task.glance_definition,
-            "recipe": dict(task.base),
-            "seed": seed,
-            "notes": list(task.notes),
-            "headings": dict(task.headings),
-        },
-    )
+    description = {
+        "task": scoring.name,
+        "objective": {"name": SELECTED_BY, "direction": "maximize", "definition": scoring.definition},
+        "pruned_by": scoring.glance_definition,
+        "recipe": dict(recipe),
+        "seed": seed,
+        "notes": list(scoring.notes),
+        "headings": dict(scoring.headings),
+    }
+    study.set_user_attr(DESCRIPTION, description)
 
 
-def collect(study: optuna.Study, out: Path) -> dict[str, Any]:
-    """Everything about a study; see ``docs/sweep.md`` for its keys."""
-    about, conditions = (study.user_attrs.get(name) for name in (DESCRIPTION, CONDITIONS))
+def collect(study: optuna.Study, out: Path) -> SweepDocument:
+    """Everything about a study."""
+    about = study.user_attrs.get(DESCRIPTION)
+    conditions = study.user_attrs.get(CONDITIONS)
     if about is None or conditions is None:
         raise DataError(f"Study {study.study_name!r} has nothing to show: rosu sweep has not run a trial in it.")
     trials = study.get_trials(deepcopy=False)
     ranked = sorted((t for t in trials if t.state == TrialState.COMPLETE), key=lambda t: (-(t.value or 0.0), t.number))
     ranks = {trial.number: at for at, trial in enumerate(ranked, 1)}
-    records = [_record(trial, ranks.get(trial.number), out) for trial in trials]
-    return {
+    records = [_trial(trial, ranks.get(trial.number), out) for trial in trials]
+    document: SweepDocument = {  # ``about`` is what :func:`describe` left
         "schema": SCHEMA,
         "study": study.study_name,
-        **about,
+        **about,  # type: ignore[typeddict-item]
         "space": conditions["space"],
         "evaluation": conditions["evaluation"],
         "references": study.user_attrs.get(REFERENCES, {}),
@@ -70,11 +108,12 @@ def collect(study: optuna.Study, out: Path) -> dict[str, Any]:
         "trials": records,
         "versions": {"rosu_llm": __version__, **{name: version(name) for name in ("optuna", "torch", "transformers")}},
     }
+    return document
 
 
-def _record(trial: FrozenTrial, rank: int | None, out: Path) -> dict[str, Any]:
+def _trial(trial: FrozenTrial, rank: int | None, out: Path) -> TrialDocument:
     attrs, state, folder = trial.user_attrs, _STATES[trial.state], trial_folder(out, trial.number)
-    if state == "failed" and ERROR not in attrs:
+    if state == FAILED and ERROR not in attrs:
         state = KILLED
     done = state == DONE
     evaluation = folder / "evals"
@@ -95,9 +134,9 @@ def _record(trial: FrozenTrial, rank: int | None, out: Path) -> dict[str, Any]:
     }
 
 
-def pareto(done: Sequence[Mapping[str, Any]]) -> list[int]:
+def pareto(done: Sequence[TrialDocument]) -> list[int]:
     """Numbers of the trials that no other beats in Mem or Util without losing in the other."""
-    points = {record["number"]: (record["scores"]["Mem"], record["scores"]["Util"]) for record in done}
+    points = {record["number"]: (record["scores"]["Mem"] or 0.0, record["scores"]["Util"] or 0.0) for record in done}
     return [
         number
         for number, (mem, util) in points.items()

@@ -7,13 +7,11 @@ trial's place in the search, where trials that were killed and run again count o
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import RetryHeartbeatStaleTrialCallback as Retry
@@ -31,12 +29,10 @@ _GRID_ID = "grid_id"  # Optuna's mark on the trials of its grid
 
 def make_sampler(name: str, space: Space, seed: int) -> BaseSampler:
     """The sampler called ``name``."""
-    if name == "tpe":
-        return PerTrial(lambda number: TPESampler(seed=number), seed)
-    if name == "random":
-        return PerTrial(lambda number: RandomSampler(seed=number), seed)
+    if name in ("tpe", "random"):
+        return PerTrialSampler(TPESampler if name == "tpe" else RandomSampler, seed)
     if name == "grid":
-        return Grid({axis.key: axis.values() for axis in space.axes}, seed=seed)
+        return ResumableGridSampler({axis.key: axis.values() for axis in space.axes}, seed=seed)
     raise unknown("sampler", name, SAMPLERS)
 
 
@@ -58,9 +54,9 @@ def make_pruner(name: str, fractions: Sequence[float]) -> BasePruner:
 
 def place(study: Study, trial: FrozenTrial) -> int:
     """How many trials were proposed before this one; one that is run again has the place of the first attempt."""
-    origin = _first_attempt(trial)
-    number = trial.number if origin is None else origin
-    return sum(_first_attempt(other) is None for other in _all_trials(study) if other.number < number)
+    first = Retry.retried_trial_number(trial)
+    number = trial.number if first is None else first
+    return sum(Retry.retried_trial_number(other) is None for other in _all_trials(study) if other.number < number)
 
 
 def _all_trials(study: Study) -> list[FrozenTrial]:
@@ -68,22 +64,15 @@ def _all_trials(study: Study) -> list[FrozenTrial]:
     return study._storage.get_all_trials(study._study_id, deepcopy=False)
 
 
-def _first_attempt(trial: FrozenTrial) -> int | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        number: int | None = Retry.retried_trial_number(trial)
-    return number
-
-
-class PerTrial(BaseSampler):
+class PerTrialSampler(BaseSampler):
     """A new sampler for each trial, seeded by its place."""
 
-    def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
+    def __init__(self, make: Callable[..., BaseSampler], seed: int) -> None:
         self._make, self._seed = make, seed
-        self._inner = make(seed)
+        self._inner = make(seed=seed)
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        self._inner = self._make((self._seed * 1_000_003 + place(study, trial)) % 2**32)
+        self._inner = self._make(seed=(self._seed * 1_000_003 + place(study, trial)) % 2**32)
         self._inner.before_trial(study, trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -107,10 +96,10 @@ def grid_size(space: Space, study: Study) -> int:
     return others + prod(len(axis.values()) for axis in space.axes)
 
 
-class Grid(GridSampler):
-    """Every combination once, whoever runs it: what failed is not repeated, what was killed is, as it waits again.
+class ResumableGridSampler(GridSampler):
+    """Every combination once, whichever worker runs it; failed trials are not repeated, killed ones are.
 
-    Optuna's own takes a killed trial for done and stops before its second attempt, and starts over when all is done.
+    Optuna's own counts a killed trial as done, so it stops before the repetition, and it starts over at the end.
     """
 
     def is_exhausted(self, study: Study) -> bool:

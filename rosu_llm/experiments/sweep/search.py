@@ -1,4 +1,4 @@
-"""Trials until there are enough: train, measure, hand Agg_MU to Optuna; what fails is recorded and the others go on."""
+"""Trials until there are enough: attempts whose Agg_MU goes to Optuna; what fails is recorded and the others go on."""
 
 from __future__ import annotations
 
@@ -7,41 +7,28 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import optuna
 from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
+from transformers import TrainerCallback
 
-from ...errors import DataError, NonFiniteError, RosuError, one_line
-from ...recipes.next_token import chat_format, remember_format
-from ...recipes.record import write_record
+from ...errors import DataError, RosuError
+from ...recipes.run import save
 from ...recipes.settings import RunArguments, type_values
-from ..task import unlearn
-from .pruning import Reports
-from .sampler import Grid
+from ..attempt import DONE, FAILED, PRUNED, AttemptObserver, Figures, Started, Task, attempt
+from .sampler import ResumableGridSampler
+from .scoring import REFERENCE_NAMES, SELECTED_BY, References, Scores, Scoring
 from .space import Space
-from .study import COUNTED, TRIALS, agree, disagree, reclaim, repeat
-from .task import SELECTED_BY, References, SweepTask
-from .worker_lock import Presence, alone
+from .study import COUNTED, TRIALS, WORKERS, clear_conditions, exclusive, pin_conditions, reclaim, requeue, worker_lock
 
 KEEP = ("best", "all", "none")
-#: So many failures before the first success say that the recipe is wrong, not the settings.
-HOPELESS = 3
+#: After so many failures without any success the recipe is wrong, not the settings.
+FAILURES_AT_FIRST = 3
 
 #: Names of attributes of the study and of its trials.
 REFERENCES, FIGURES, SCORED, ERROR, WORKER, MODEL = "references", "figures", "scores", "error", "worker", "model"
-
-
-class Watcher(Protocol):
-    """Is told what happens."""
-
-    def started(self, number: int, settings: Mapping[str, Any]) -> None: ...
-
-    def steps(self, done: int, total: int) -> None: ...
-
-    def finished(self, trial: FrozenTrial) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -50,13 +37,15 @@ class Sweep:
 
     Attributes:
         conditions: what the figures depend on, the same for all workers.
-        trials: how many shall be finished or pruned in the whole study, whoever ran them.
+        trials: how many to finish or prune in the whole study, whichever worker runs them.
         fractions: of a run at which pruning may end it; none for no pruning.
         keep: whose models stay: those of ``all`` trials, of the ``best`` so far, or of ``none``.
     """
 
     study: optuna.Study
-    task: SweepTask
+    task: Task
+    scoring: Scoring
+    seed: int
     space: Space
     conditions: Mapping[str, Any]
     out: Path
@@ -65,119 +54,157 @@ class Sweep:
     fractions: Sequence[float] = ()
     keep: str = "best"
 
-    @property
-    def workers(self) -> Path:
-        """Where workers leave their locks."""
-        return self.out / "workers"
 
-
-def run_sweep(sweep: Sweep, sampler: optuna.samplers.BaseSampler, watcher: Watcher) -> str | None:
-    """Run trials until the study has enough of them, time is up, or nothing works; then it says why."""
-    study = sweep.study
-    reclaim(study, sweep.workers)
+def run_sweep(sweep: Sweep, sampler: optuna.samplers.BaseSampler, observer: AttemptObserver) -> str | None:
+    """Run trials until there are enough, time is up, or nothing works, which is then the text returned."""
+    study, locks = sweep.study, sweep.out / WORKERS
+    reclaim(study, locks)
     study.sampler = sampler
-    counted = study.get_trials(deepcopy=False, states=COUNTED)
-    if len(counted) >= sweep.trials or (isinstance(sampler, Grid) and sampler.is_exhausted(study)):
+    exhausted = isinstance(sampler, ResumableGridSampler) and sampler.is_exhausted(study)
+    if exhausted or len(study.get_trials(deepcopy=False, states=COUNTED)) >= sweep.trials:
         return None
-    references = _references(sweep, watcher)
-    with Presence(sweep.workers) as presence:
-        objective = _Objective(sweep, references, watcher, presence.name)
-        patience = _Patience(sweep.trials)
-        callbacks: list[Callable[[optuna.Study, FrozenTrial], None]] = [
-            lambda _, trial: watcher.finished(trial),
-            lambda _, __: _tidy(sweep),
-            MaxTrialsCallback(sweep.trials, states=COUNTED),
-            patience,
-        ]
+    references = _references(sweep, observer)
+    with worker_lock(locks) as name:
+        worker = _Worker(sweep, references, observer, name)
+        enough = MaxTrialsCallback(sweep.trials, states=COUNTED)
         try:
             study.optimize(
-                objective, timeout=sweep.timeout, callbacks=callbacks, catch=(Exception,), gc_after_trial=True
+                worker, timeout=sweep.timeout, callbacks=[worker.ended, enough], catch=(Exception,), gc_after_trial=True
             )
         except KeyboardInterrupt:
-            if objective.running is not None:
-                repeat(study, study.trials[objective.running])
+            for trial in study.get_trials(deepcopy=False, states=(TrialState.FAIL,)):
+                if trial.user_attrs.get(WORKER) == name and ERROR not in trial.user_attrs:  # the interrupted one
+                    requeue(study, trial)
             raise
-    return patience.reason
+    return worker.reason
 
 
-def _references(sweep: Sweep, watcher: Watcher) -> References:
-    """Measured once for the whole study, by whoever comes first."""
+def _references(sweep: Sweep, observer: AttemptObserver) -> References:
+    """Measured once for the whole study, by the first worker."""
     study, task = sweep.study, sweep.task
-    with alone(sweep.workers / REFERENCES):
+    with exclusive(sweep.out / WORKERS / REFERENCES):
         known = study.user_attrs.get(REFERENCES)
         if known is None:
             try:
-                figures = task.refer(watcher.steps)
+                figures = {
+                    REFERENCE_NAMES[name]: dict(task.refer(name, sweep.seed, observer.steps).measure())
+                    for name in task.references
+                }
             except BaseException:
-                disagree(study)
+                clear_conditions(study)
                 raise
-            known = {name: {"figures": own, "scores": task.scores(own, figures)} for name, own in figures.items()}
-            agree(study, sweep.conditions)  # another worker may have failed and taken them back
+            score = sweep.scoring.scores
+            known = {name: {"figures": own, "scores": score(own, figures)} for name, own in figures.items()}
+            pin_conditions(study, sweep.conditions)  # another worker may have failed and cleared them
             study.set_user_attr(REFERENCES, known)
         return {name: entry["figures"] for name, entry in known.items()}
 
 
-class _Objective:
-    """One trial; ``running`` is the number of one that has neither ended nor failed."""
+class _Worker:
+    """Runs one trial after the other; ``reason`` is why it stopped the search, if nothing works."""
 
-    def __init__(self, sweep: Sweep, references: References, watcher: Watcher, worker: str) -> None:
-        self._sweep, self._references, self._watcher, self._worker = sweep, references, watcher, worker
-        self.running: int | None = None
+    def __init__(self, sweep: Sweep, references: References, observer: AttemptObserver, name: str) -> None:
+        self._sweep, self._references, self._observer, self._name = sweep, references, observer, name
+        self._failures = 0
+        self.reason: str | None = None
 
     def __call__(self, trial: Trial) -> float:
-        self.running = trial.number
-        trial.set_user_attr(WORKER, self._worker)
-        settings = self._sweep.space.suggest(trial)
-        self._watcher.started(trial.number, settings)
-        folder = trial_folder(self._sweep.out, trial.number)
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            value = self._run(trial, settings, folder)
-        except Exception as error:
-            if not isinstance(error, optuna.TrialPruned):
-                name = "" if isinstance(error, RosuError) else f"{type(error).__name__}: "
-                trial.set_user_attr(ERROR, (name + one_line(error))[:500])
-            shutil.rmtree(folder, ignore_errors=True)
-            self.running = None
-            raise
-        self.running = None
-        return value
+        """The objective."""
+        sweep, steps = self._sweep, self._observer.steps
+        trial.set_user_attr(WORKER, self._name)
+        settings = sweep.space.suggest(trial)
+        self._observer.started(trial_label(trial.number, settings))
+        values, folder = {**sweep.task.base, **settings}, trial_folder(sweep.out, trial.number)
+        scores: Scores = {}
 
-    def _run(self, trial: Trial, settings: Mapping[str, Any], folder: Path) -> float:
-        sweep, task = self._sweep, self._sweep.task
-        trainer, measure, glance = task.start({**task.base, **settings}, self._references, folder, self._watcher.steps)
-        reports = Reports(trial, sweep.fractions, glance)
-        trainer.add_callback(reports)
-        start = perf_counter()
-        unlearn(trainer, keep=False, steps=self._watcher.steps)
-        seconds = perf_counter() - start
-        if reports.pruned is not None:
-            raise optuna.TrialPruned(f"at {reports.pruned} % of the run")
-        figures = measure()
-        broken = [name for name, figure in figures.items() if not math.isfinite(figure)]
-        if broken:
-            raise NonFiniteError(f"The model is broken: {', '.join(broken)} is not finite after training.")
-        scores = task.scores(figures, self._references)
-        value = scores[SELECTED_BY]
-        if value is None:
-            raise DataError(f"{SELECTED_BY} cannot be formed from what was measured: {', '.join(sorted(figures))}.")
-        if sweep.keep == "all" or (sweep.keep == "best" and value > best_value(sweep.study)):
-            _save(trainer, {**task.base, **settings}, seconds)
-            trial.set_user_attr(MODEL, True)
-        trial.set_user_attr(FIGURES, figures)
+        def start() -> Started:
+            started = sweep.task.start(values, sweep.seed, folder, steps)
+            glance = started.glance or (lambda: self._scores(started.measure())[SELECTED_BY] or 0.0)
+            pruning = PruningCallback(trial, sweep.fractions, glance)
+            started.trainer.add_callback(pruning)
+
+            def measure() -> Figures:
+                if pruning.pruned_at is not None:  # raised only now that the trainer has put everything in order
+                    raise optuna.TrialPruned(f"at {pruning.pruned_at} % of the run")
+                return started.measure()
+
+            return started._replace(measure=measure, details=None)
+
+        def keep(started: Started, figures: Figures, seconds: float) -> bool:
+            scores.update(self._scores(figures))
+            value = scores[SELECTED_BY]
+            if value is None:
+                raise DataError(f"{SELECTED_BY} cannot be formed from what was measured: {', '.join(sorted(figures))}.")
+            if sweep.keep == "all" or (sweep.keep == "best" and value > best_value(sweep.study)):
+                # Not through build(): another TrainingArguments would reset the state that the trainer still uses.
+                typed = type_values(values)[1]
+                own = {f.name: typed[f.name] for f in fields(RunArguments) if f.name in typed}
+                save(started.trainer, RunArguments(**own), seconds)
+                trial.set_user_attr(MODEL, True)
+            return True  # for the evaluation, even where the model is not kept
+
+        result = attempt(start, folder, steps, keep, reraise=(optuna.TrialPruned,))
+        if result.error:
+            trial.set_user_attr(ERROR, result.error)
+            raise RosuError(result.error)
+        trial.set_user_attr(FIGURES, result.metrics)
         trial.set_user_attr(SCORED, scores)
-        return value
+        return float(scores[SELECTED_BY] or 0.0)
+
+    def ended(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Report a trial, drop models that are best no more, and stop a study in which nothing works."""
+        self._observer.finished(trial_label(trial.number, trial.params), *_ending(trial))
+        _delete_beaten_models(self._sweep)
+        if trial.state != TrialState.FAIL:
+            return
+        self._failures += 1
+        worked, most = finished(study), self._sweep.trials
+        if self._failures >= (most if worked else min(FAILURES_AT_FIRST, most)):
+            last = trial.user_attrs.get(ERROR, "unknown error")
+            none = "" if worked else " and none worked"
+            self.reason = f"{self._failures} trials failed{none}, so the search stopped. The last one: {last}"
+            study.stop()
+
+    def _scores(self, figures: Figures) -> Scores:
+        return self._sweep.scoring.scores(figures, self._references)
 
 
-def _save(trainer: Any, values: Mapping[str, Any], seconds: float) -> None:
-    """All that ``rosu train`` leaves of a run."""
-    # Not through build(): making another TrainingArguments would reset the state that the trainer still uses.
-    names = {f.name for f in fields(RunArguments)}
-    arguments = RunArguments(**{key: value for key, value in type_values(values)[1].items() if key in names})
-    trainer.save_model()
-    trainer.create_model_card()
-    remember_format(chat_format(arguments, trainer.processing_class), Path(trainer.args.output_dir))
-    write_record(trainer, arguments, seconds)
+class PruningCallback(TrainerCallback):
+    """Report ``glance()`` at fractions of the run, under the percentage as Optuna's step.
+
+    When the pruner decides against the trial, training stops after the step, and ``pruned_at`` is the percentage.
+    """
+
+    def __init__(self, trial: Trial, fractions: Sequence[float], glance: Callable[[], float]) -> None:
+        self._trial, self._fractions, self._glance = trial, sorted(fractions), glance
+        self.pruned_at: int | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        due = {math.ceil(fraction * state.max_steps): round(100 * fraction) for fraction in self._fractions}
+        percent = due.get(state.global_step)
+        if percent is None or state.global_step >= state.max_steps:
+            return
+        self._trial.report(self._glance(), percent)
+        if self._trial.should_prune():
+            self.pruned_at = percent
+            control.should_training_stop = True
+
+
+def trial_label(number: int, settings: Mapping[str, Any]) -> str:
+    """A trial with its settings on one line."""
+    shown = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in settings.items())
+    return f"trial {number}: {', '.join(shown)}"
+
+
+def _ending(trial: FrozenTrial) -> tuple[str, str]:
+    """Status of a trial that ended, and its scores, last reported value or error."""
+    if trial.state == TrialState.COMPLETE:
+        scores = trial.user_attrs[SCORED].items()
+        return DONE, ", ".join(f"{name} {score:.3f}" for name, score in scores if score is not None)
+    if trial.state == TrialState.PRUNED:
+        last = sorted(trial.intermediate_values.items())[-1:]
+        return PRUNED, "".join(f"at {percent} % with {value:.3f}" for percent, value in last)
+    return FAILED, trial.user_attrs.get(ERROR, "")
 
 
 def finished(study: optuna.Study) -> int:
@@ -192,12 +219,12 @@ def trial_folder(out: Path, number: int) -> Path:
 
 def best_value(study: optuna.Study) -> float:
     """The highest Agg_MU of a finished trial."""
-    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return max((float(trial.value) for trial in finished if trial.value is not None), default=-math.inf)
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return max((float(trial.value) for trial in complete if trial.value is not None), default=-math.inf)
 
 
-def _tidy(sweep: Sweep) -> None:
-    """Drop the models that are best no more; their evaluations stay."""
+def _delete_beaten_models(sweep: Sweep) -> None:
+    """With ``keep="best"``, drop the models that are best no more; their evaluations stay."""
     if sweep.keep != "best":
         return
     best = best_value(sweep.study)
@@ -208,22 +235,3 @@ def _tidy(sweep: Sweep) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             if not any(folder.iterdir()):
                 folder.rmdir()
-
-
-class _Patience:
-    """Stops a study in which nothing works; ``reason`` says why then."""
-
-    def __init__(self, trials: int) -> None:
-        self._trials, self._failures = trials, 0
-        self.reason: str | None = None
-
-    def __call__(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        if trial.state != TrialState.FAIL:
-            return
-        self._failures += 1
-        worked = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-        if self._failures >= (self._trials if worked else min(HOPELESS, self._trials)):
-            last = trial.user_attrs.get(ERROR, "unknown error")
-            none = "" if worked else " and none worked"
-            self.reason = f"{self._failures} trials failed{none}, so the search stopped. The last one: {last}"
-            study.stop()

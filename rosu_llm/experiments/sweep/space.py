@@ -11,36 +11,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import floor, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, RosuError
-from ...recipes.settings import build, read_config, type_values
-from ..settings import FORCED, NAME_OR_NUMBER, as_number
+from ...recipes.settings import WITHOUT_OUTPUT, build, read_config
+from ..config_task import typed_setting
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+_DATA = (
+    "model_name_or_path forget_data retain_data holdout_data chat_format limit question_key answer_key text_key "
+    "max_length min_length"
+).split()
 #: What a search cannot vary, and why or what to do instead.
 RESERVED = {
     "seed": "every trial has the same one; pass --seed N",
     "output_dir": "trials lie below --out DIR",
     **dict.fromkeys(
-        (
-            *("model_name_or_path", "forget_data", "retain_data", "holdout_data", "chat_format", "limit"),
-            *("question_key", "answer_key", "text_key", "max_length", "min_length"),
-        ),
-        "it changes what is measured, and trials would have no common Agg_MU; run one sweep for each",
+        _DATA, "it changes what is measured, and trials would have no common Agg_MU; run one sweep for each"
     ),
-    **dict.fromkeys(FORCED, "it is the same for every trial"),
+    **dict.fromkeys(WITHOUT_OUTPUT, "it is the same for every trial"),
 }
-_RANGE = ("low", "high", "log", "step")
 
 
 @dataclass(frozen=True)
-class Axis:
+class SearchAxis:
     """One setting: ``choice`` among ``choices``, or an ``int`` or ``float`` between ``low`` and ``high``."""
 
     key: str
@@ -84,7 +84,7 @@ class Axis:
 class Space:
     """Axes in the order they were given."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[SearchAxis, ...]
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
         """The trial's values."""
@@ -114,7 +114,7 @@ def read_space(path: str | Path | None, entries: Iterable[str], base: Mapping[st
     if not raw:
         raise ConfigError("Nothing to search: give --space FILE, or --set rho=0.1..0.8 --set method=rosu,uam.")
     axes = tuple(_axis(key, value, base) for key, value in raw.items())
-    first = {**base, **FORCED, "output_dir": "unused", **{axis.key: axis.bounds()[0] for axis in axes}}
+    first = {**base, **WITHOUT_OUTPUT, "output_dir": "unused", **{axis.key: axis.bounds()[0] for axis in axes}}
     for axis in axes:
         for value in axis.bounds():
             try:
@@ -142,25 +142,29 @@ def _short(entry: str) -> tuple[str, Any]:
         return key, bounds
     if how == "log":
         return key, {**bounds, "log": True}
-    if not isinstance(as_number(how), float):
+    try:
+        float(how)
+    except ValueError:
         raise ConfigError(
             f"--set {entry!r} ends in {how!r}, which is neither log nor a step: write {key}={low}..{high} for even "
             f"spacing, {key}={low}..{high}:log or {key}={low}..{high}:STEP."
-        )
+        ) from None
     return key, {**bounds, "step": how}
 
 
-def _axis(key: str, value: Any, base: Mapping[str, Any]) -> Axis:
+def _axis(key: str, value: Any, base: Mapping[str, Any]) -> SearchAxis:
     if key in RESERVED:
         raise ConfigError(f"{key} is nothing to search: {RESERVED[key]}.")
     if isinstance(value, list):
-        choices = tuple(_choice(_typed(key, entry, base)) for entry in value)
+        typed = [typed_setting(key, entry, base) for entry in value]
+        # Lists and mappings as text, which settings are read from just as well.
+        choices = tuple(json.dumps(entry) if isinstance(entry, (list, dict)) else entry for entry in typed)
         if not choices:
             raise ConfigError(f"{key}: [] has no choice. List the values to try.")
         if len(set(map(repr, choices))) < len(choices):
             raise ConfigError(f"{key}: {value} has a choice twice.")
-        return Axis(key, "choice", choices)
-    if not isinstance(value, dict) or not {"low", "high"} <= value.keys() <= set(_RANGE):
+        return SearchAxis(key, "choice", choices)
+    if not isinstance(value, dict) or not {"low", "high"} <= value.keys() <= {"low", "high", "log", "step"}:
         raise ConfigError(
             f"{key}: {value!r} is no space. Write a list such as [0.1, 0.2], or "
             "{low: 0.1, high: 0.8} with log: true or step: 0.1."
@@ -169,45 +173,24 @@ def _axis(key: str, value: Any, base: Mapping[str, Any]) -> Axis:
     kind = "int" if isinstance(low, int) and isinstance(high, int) else "float"
     step = _number(key, value["step"], base) if value.get("step") is not None else None
     log = str(value.get("log", False)).lower() in ("true", "yes", "on")
-    problem = _problem(low, high, log, step)
-    if problem:
-        raise ConfigError(f"{key}: {value!r} {problem}")
-    return Axis(key, kind, low=low, high=high, log=log, step=step)
-
-
-def _problem(low: float, high: float, log: bool, step: float | None) -> str | None:
-    if not (isfinite(low) and isfinite(high)):
-        return "has a bound that is not finite."
-    if low >= high:
-        return "has low ≥ high: there is nothing between them."
-    if log and low <= 0:
-        return "is logarithmic, so low must be above 0."
-    if log and step is not None:
-        return "has both log and step: give one of them."
-    if step is not None and not 0 < step <= high - low:
-        return f"has step {step}: it must be above 0 and at most high − low."
-    return None
-
-
-def _typed(key: str, value: Any, base: Mapping[str, Any]) -> Any:
-    _, typed = type_values({**base, key: value})
-    return as_number(typed[key]) if key in NAME_OR_NUMBER else typed[key]
-
-
-def _choice(value: Any) -> Any:
-    """A scalar as it is; lists and mappings as text, which settings are read from just as well."""
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
+    reach = high - low
+    for wrong, problem in (
+        (not (isfinite(low) and isfinite(high)), "has a bound that is not finite."),
+        (low >= high, "has low ≥ high: there is nothing between them."),
+        (log and low <= 0, "is logarithmic, so low must be above 0."),
+        (log and step is not None, "has both log and step: give one of them."),
+        (step is not None and not 0 < step <= reach, f"has step {step}: it must be above 0 and at most high − low."),
+    ):
+        if wrong:
+            raise ConfigError(f"{key}: {value!r} {problem}")
+    return SearchAxis(key, kind, low=low, high=high, log=log, step=step)
 
 
 def _number(key: str, value: Any, base: Mapping[str, Any]) -> int | float:
-    typed = _typed(key, value, base)
+    typed = typed_setting(key, value, base)
     if isinstance(typed, bool) or not isinstance(typed, (int, float)):
         raise ConfigError(f"{key} has no range, as its values are no numbers: write a list of choices, [a, b].")
-    return float(typed) if _takes_fractions(key, base) else typed
-
-
-def _takes_fractions(key: str, base: Mapping[str, Any]) -> bool:
-    try:
-        return isinstance(_typed(key, 0.5, base), float)
-    except ConfigError:
-        return False
+    with suppress(ConfigError):  # of settings that take no fractions
+        if isinstance(typed_setting(key, 0.5, base), float):
+            return float(typed)
+    return typed

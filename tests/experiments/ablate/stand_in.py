@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rosu_llm.experiments.store import DONE, FAILED, Record
-from rosu_llm.experiments.task import Steps
+from rosu_llm.experiments.attempt import DONE, FAILED, Record, Started, Steps
+from tests.experiments.stand_in import Trainer
 
 
 class StandIn:
@@ -23,6 +23,7 @@ class StandIn:
         self.references: Mapping[str, str] = references or {}
         self.calls: list[Any] = []
         self.content = "one"
+        self.details: Callable[[], dict[str, Any]] | None = None
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"task": "stand-in", "content": self.content}
@@ -33,36 +34,18 @@ class StandIn:
     def reference_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
-    def refer(self, name: str, seed: int, steps: Steps) -> dict[str, float]:
+    def refer(self, name: str, seed: int, steps: Steps) -> Started:
         self.calls.append((name, seed))
-        return {"forget_em": 1.0, "retain_em": 1.0}
+        return Started(None, lambda: {"forget_em": 1.0, "retain_em": 1.0})
 
-    def run(self, values: Mapping[str, Any], seed: int, folder: Path, *, keep: bool, steps: Steps) -> dict[str, float]:
+    def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> Started:
         self.calls.append((values["rho"], seed))
-        folder.mkdir(parents=True)
-        (folder / "model").write_text("weights")
-        steps(1, 2)
-        result: dict[str, float] = self.figures(values, seed)
-        return result
-
-
-class Silent:
-    """A watcher that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, int, str, bool]] = []
-
-    def started(self, cell: Any) -> None: ...
-
-    def steps(self, done: int, total: int) -> None: ...
-
-    def finished(self, cell: Any, record: Record, *, reused: bool) -> None:
-        self.lines.append((cell.label, cell.seed, record.status, reused))
+        return Started(Trainer(folder), lambda: self.figures(values, seed), details=self.details)
 
 
 def done(seed: int, **metrics: float) -> Record:
-    return Record(f"key{seed}", "row", seed, DONE, metrics)
+    return Record(DONE, metrics, key=f"key{seed}", label="row", seed=seed)
 
 
 def failed(seed: int, error: str) -> Record:
-    return Record(f"key{seed}", "row", seed, FAILED, error=error)
+    return Record(FAILED, error=error, key=f"key{seed}", label="row", seed=seed)

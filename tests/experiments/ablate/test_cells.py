@@ -11,8 +11,9 @@ import pytest
 from rosu_llm.errors import ConfigError
 from rosu_llm.experiments.ablate.cells import plan, run_cells, selector
 from rosu_llm.experiments.ablate.grid import Grid, free_grid, named_grid
-from rosu_llm.experiments.settings import known_settings
-from tests.experiments.ablate.stand_in import Silent, StandIn
+from rosu_llm.experiments.config_task import known_settings
+from tests.experiments.ablate.stand_in import StandIn
+from tests.experiments.stand_in import Silent
 
 
 def axis(*values: float) -> Grid:
@@ -21,9 +22,9 @@ def axis(*values: float) -> Grid:
 
 def go(task: StandIn, out: Path, grids: list[Grid], seeds: list[int], **options: Any) -> Any:
     cells, rows = plan(task, grids, seeds)
-    watcher = Silent()
-    records = run_cells(cells, task, out, watcher, **options)
-    return selector(rows, records), watcher
+    observer = Silent()
+    records = run_cells(cells, task, out, observer, **options)
+    return selector(rows, records), observer
 
 
 def figures(values: Any, seed: int) -> dict[str, float]:
@@ -34,14 +35,14 @@ def figures(values: Any, seed: int) -> dict[str, float]:
 
 def test_a_second_run_runs_nothing(tmp_path: Path) -> None:
     task = StandIn(figures, references={"before": "before"})
-    select, watcher = go(task, tmp_path, [axis(0.1, 0.2)], [5, 6])
+    select, observer = go(task, tmp_path, [axis(0.1, 0.2)], [5, 6])
     assert task.calls == [("before", 5), (0.1, 5), (0.2, 5), ("before", 6), (0.1, 6), (0.2, 6)]
     assert select("axes", "ρ = 0.2")[6].metrics == {"forget_em": 0.2, "retain_em": 6.0}
-    assert not any(reused for *_, reused in watcher.lines)
+    assert observer.ends == ["done"] * 6 and observer.labels[:2] == ["before, seed 5", "axes: ρ = 0.1, seed 5"]
     task.calls.clear()
-    select, watcher = go(task, tmp_path, [axis(0.1, 0.2)], [5, 6])
+    select, observer = go(task, tmp_path, [axis(0.1, 0.2)], [5, 6])
     assert task.calls == []
-    assert all(reused for *_, reused in watcher.lines)
+    assert observer.ends == ["kept"] * 6 and not observer.labels
     assert select("axes", "ρ = 0.2")[6].metrics == {"forget_em": 0.2, "retain_em": 6.0}
 
 
@@ -69,8 +70,8 @@ def test_rows_with_the_same_settings_share_a_cell(tmp_path: Path) -> None:
 
 def test_a_failed_cell_is_marked_and_the_others_go_on(tmp_path: Path) -> None:
     task = StandIn(figures)
-    select, watcher = go(task, tmp_path, [axis(0.1, 0.3, 0.5)], [0])
-    assert [status for _, _, status, _ in watcher.lines] == ["done", "failed", "done"]
+    select, observer = go(task, tmp_path, [axis(0.1, 0.3, 0.5)], [0])
+    assert observer.ends == ["done", "failed", "done"] and observer.texts[1].endswith(" s  rho=0.3 is cursed.")
     record = select("axes", "ρ = 0.3")[0]
     assert record.error == "rho=0.3 is cursed."
     assert json.loads((tmp_path / "cells" / f"{record.key}.json").read_text())["status"] == "failed"
@@ -120,7 +121,18 @@ def test_models_are_kept_only_when_asked_for(tmp_path: Path) -> None:
     assert not [*(tmp_path / "models").glob("*")]
     for _ in range(2):  # not kept the first time, so run again; then kept
         select, _ = go(task, tmp_path, [axis(0.1)], [0], keep_models=True)
-        assert (tmp_path / select("axes", "ρ = 0.1")[0].model / "model").read_text() == "weights"
+        assert (tmp_path / select("axes", "ρ = 0.1")[0].model / "config.json").is_file()
     assert len(task.calls) == 2
     go(task, tmp_path, [axis(0.1)], [0])
     assert len(task.calls) == 2
+
+
+def test_a_record_keeps_the_log_and_the_answers_of_its_task(tmp_path: Path) -> None:
+    task = StandIn(figures)
+    log, answers = [{"loss": 0.5, "step": 1.0}], [{"question": "q", "answer": "a"}]
+    task.details = lambda: {"log": log, "answers": answers}
+    for _ in range(2):  # run, then read
+        select, _ = go(task, tmp_path, [axis(0.1)], [0])
+        record = select("axes", "ρ = 0.1")[0]
+        assert (record.log, record.answers) == (log, answers)
+        assert 0 < record.training_seconds <= record.seconds + 0.01

@@ -6,7 +6,7 @@ import pytest
 
 from rosu_llm.errors import ConfigError
 from rosu_llm.experiments.ablate.grid import GRIDS, free_grid, named_grid
-from rosu_llm.experiments.settings import known_settings
+from rosu_llm.experiments.config_task import known_settings
 from rosu_llm.geometry import METHODS
 
 KNOWN = known_settings({}) | {"protect_rank"}

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rosu_llm.data.pairing import ForgetRetainDataset
 from rosu_llm.errors import ConfigError
+from rosu_llm.experiments.attempt import train_quietly
 from rosu_llm.experiments.demo import task as demo_task
-from rosu_llm.experiments.demo.measure import measure
-from rosu_llm.experiments.demo.run import SMOKE, run_seed
-from rosu_llm.experiments.demo.task import DemoTask
-from rosu_llm.experiments.demo.world import build_world, learn, small_llama
+from rosu_llm.experiments.demo.task import COMMON, CONTENDERS, DemoTask
+from rosu_llm.experiments.demo.world import SMOKE, answer, build_world, learn, measure, small_llama
+from rosu_llm.training.config import ROSUConfig
+from rosu_llm.training.trainer import ROSUTrainer
+from tests.experiments.test_config_task import run
 
 QUIET: Any = lambda *_: None
 
 
-def test_rows_equal_those_of_the_demo_itself(tmp_path: Path) -> None:
-    """Same seed, same settings, another program: the demo trains, copies in memory and never writes weights."""
-    expected = {row["method"]: row for row in run_seed(3, size=SMOKE, methods=["graddiff"], progress=QUIET).rows}
+def test_a_cell_equals_training_a_copy_in_memory(tmp_path: Path) -> None:
+    """Same seed and settings without recipe, files and cells: the taught model is copied and the copy is trained."""
+    world = build_world(3, people=SMOKE.people)
+    model = small_llama(len(world.tokenizer), 3, hidden=SMOKE.hidden, layers=SMOKE.layers)
+    samples = [*world.data["forget"].samples, *world.data["retain"].samples]
+    learn(model, samples, epochs=SMOKE.learning_epochs, seed=3)
+    before = measure(model, world)
+    settings: dict[str, Any] = {**COMMON, **SMOKE.overrides, **CONTENDERS["rosu_calibrated"]}
+    plain = {"use_cpu": True, "report_to": [], "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
+    config = ROSUConfig(output_dir=str(tmp_path / "copy"), seed=3, **plain, **settings)
+    pairs = ForgetRetainDataset(world.data["forget"], world.data["retain"], seed=3)
+    holdout = world.data["calibration"]
+    trainer = ROSUTrainer(copy.deepcopy(model), config, train_dataset=pairs, holdout_dataset=holdout)
+    trainer.train()
+
     task = DemoTask(SMOKE, {}, tmp_path)
-    found = {
-        "before": task.refer("before", 3, QUIET),
-        "retain_only": task.refer("retain_only", 3, QUIET),
-        "graddiff": task.run({**task.base, "method": "graddiff"}, 3, tmp_path / "cell", keep=False, steps=QUIET),
-    }
-    for name, metrics in found.items():
-        assert metrics == {key: expected[name][key] for key in metrics}
-        assert set(metrics) >= set(task.columns)
+    assert task.refer("before", 3, QUIET).measure() == before
+    started = task.start({**task.base, **CONTENDERS["rosu_calibrated"]}, 3, tmp_path / "cell", QUIET)
+    train_quietly(started.trainer, QUIET)
+    assert started.measure() == measure(trainer.model, world)
+    assert set(started.measure()) >= set(task.columns)
+    assert started.details is not None
+    log, found = started.details().values()
+    assert log == [entry for entry in trainer.state.log_history if "loss" in entry] and log
+    assert [entry["answer"] for entry in found] == [answer(trainer.model, world, entry["question"]) for entry in found]
+    assert {entry["split"] for entry in found} == {"forget", "retain"}
 
 
 def test_the_model_is_taught_once_per_seed_and_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,8 +61,8 @@ def test_the_model_is_taught_once_per_seed_and_kept_whole(tmp_path: Path, monkey
     still = {"learning_rate": 0.0, "weight_decay": 0.0, "method": "ft"}
     for _ in range(2):
         task = DemoTask(SMOKE, still, tmp_path)
-        cell = task.run(task.base, 1, tmp_path / "cell", keep=False, steps=QUIET)
-        assert cell == task.refer("before", 1, QUIET)  # a cell that does not move measures where it started
+        cell = run(task, task.base, tmp_path / "cell", seed=1)
+        assert cell == task.refer("before", 1, QUIET).measure()  # a cell that does not move measures where it started
     assert taught == [1]
     (folder,) = tmp_path.glob("demo-seed1-*")
     assert [*folder.glob("*.safetensors")] and not [*tmp_path.glob("*.partial")]
@@ -58,9 +76,7 @@ def test_the_model_is_taught_once_per_seed_and_kept_whole(tmp_path: Path, monkey
 
 def test_retain_samples_per_forget_sample_reach_the_batches(tmp_path: Path) -> None:
     task = DemoTask(SMOKE, {}, tmp_path)
-    one, two = (
-        task.run({**task.base, "retain_per_forget": n}, 0, tmp_path / "cell", keep=False, steps=QUIET) for n in (1, 2)
-    )
+    one, two = (run(task, {**task.base, "retain_per_forget": n}, tmp_path / "cell") for n in (1, 2))
     assert one != two
 
 
@@ -68,7 +84,7 @@ def test_a_kept_model_is_the_one_that_was_measured(tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
     task = DemoTask(SMOKE, {}, tmp_path)
-    metrics = task.run(task.base, 0, tmp_path / "cell", keep=True, steps=QUIET)
+    metrics = run(task, task.base, tmp_path / "cell", keep=True)
     model = LlamaForCausalLM.from_pretrained(tmp_path / "cell")
     with torch.no_grad():
         assert measure(model, build_world(0, people=SMOKE.people)) == metrics
@@ -83,4 +99,4 @@ def test_the_task_brings_its_own_model_and_data(tmp_path: Path, key: str) -> Non
 def test_representation_level_is_refused(tmp_path: Path) -> None:
     task = DemoTask(SMOKE, {"forget_loss": "representation", "retain_loss": "representation"}, tmp_path)
     with pytest.raises(ConfigError, match="use --config FILE"):
-        task.run(task.base, 0, tmp_path / "cell", keep=False, steps=QUIET)
+        task.start(task.base, 0, tmp_path / "cell", QUIET)

@@ -1,57 +1,21 @@
-"""A task without a model: figures are functions of the settings, and every call is remembered."""
+"""A task and its scoring without a model: figures are functions of the settings, and every call is remembered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import optuna
 
-from rosu_llm.evaluation.aggregates import harmonic_mean
+from rosu_llm.evaluation.tofu.summary import harmonic_mean
+from rosu_llm.experiments.attempt import Started
 from rosu_llm.experiments.sweep.sampler import make_pruner, make_sampler
+from rosu_llm.experiments.sweep.scoring import SCORES
 from rosu_llm.experiments.sweep.search import Sweep, run_sweep
 from rosu_llm.experiments.sweep.space import Space, read_space
-from rosu_llm.experiments.sweep.study import agree, open_study
-from rosu_llm.experiments.sweep.task import SCORES, Run
-
-STEPS = 4
-
-
-class Trainer:
-    """Four steps that only tell the callbacks."""
-
-    processing_class = None
-
-    def __init__(self, folder: Path, during: Callable[[int], None]) -> None:
-        self.args = SimpleNamespace(output_dir=str(folder))
-        self.callbacks: list[Any] = []
-        self.steps = 0
-        self._during = during
-
-    def add_callback(self, callback: Any) -> None:
-        self.callbacks.append(callback)
-
-    def remove_callback(self, callback: Any) -> None: ...
-
-    def train(self) -> None:
-        control = SimpleNamespace(should_training_stop=False)
-        while self.steps < STEPS and not control.should_training_stop:
-            self.steps += 1
-            self._during(self.steps)
-            for callback in self.callbacks:
-                callback.on_step_end(None, SimpleNamespace(global_step=self.steps, max_steps=STEPS), control)
-
-    def save_model(self) -> None:
-        folder = Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text("{}")
-
-    def create_model_card(self) -> None: ...
-
-    def is_world_process_zero(self) -> bool:
-        return False
+from rosu_llm.experiments.sweep.study import open_study, pin_conditions
+from tests.experiments.stand_in import Silent, Trainer
 
 
 class StandIn:
@@ -63,6 +27,10 @@ class StandIn:
     notes = ("invented",)
     headings: Mapping[str, str] = {name: name for name in SCORES}
     base: Mapping[str, Any] = {"method": "rosu", "learning_rate": 1e-3}
+    columns: Mapping[str, str] = {"mem": "Mem", "util": "Util"}
+    plotted = ("mem", "util")
+    digits = 3
+    references: Mapping[str, str] = {"before": "before"}
 
     def __init__(self, figures: Callable[[Mapping[str, Any]], dict[str, float]] | None = None) -> None:
         self.figures = figures or (lambda values: {"mem": 1 - values["rho"], "util": values["rho"]})
@@ -71,12 +39,18 @@ class StandIn:
         self.trainers: list[Trainer] = []
         self.referred = 0
 
-    def evaluation(self) -> dict[str, Any]:
+    def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"task": self.name}
 
-    def refer(self, steps: Any) -> dict[str, dict[str, float]]:
+    def reference_seeds(self, seeds: Sequence[int]) -> list[int]:
+        return list(seeds)
+
+    def reference_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def refer(self, name: str, seed: int, steps: Any) -> Started:
         self.referred += 1
-        return {"initial": {"mem": 0.0, "util": 1.0}}
+        return Started(None, lambda: {"mem": 0.0, "util": 1.0})
 
     def scores(self, figures: Mapping[str, float], references: Mapping[str, Any]) -> dict[str, float | None]:
         assert references["initial"] == {"mem": 0.0, "util": 1.0}
@@ -85,24 +59,10 @@ class StandIn:
         values = (harmonic_mean((mem, util)), mem, util, priv, harmonic_mean((mem, util, priv)))
         return dict(zip(SCORES, values, strict=True))
 
-    def start(self, values: Mapping[str, Any], references: Any, folder: Path, steps: Any) -> Run:
+    def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Any) -> Started:
         trainer = Trainer(folder, self.during)
         self.trainers.append(trainer)
-        return Run(trainer, lambda: self.figures(values), lambda: self.glance(values, trainer.steps))
-
-
-class Silent:
-    """A watcher that remembers the ends of trials."""
-
-    def __init__(self) -> None:
-        self.ends: list[Any] = []
-
-    def started(self, number: int, settings: Mapping[str, Any]) -> None: ...
-
-    def steps(self, done: int, total: int) -> None: ...
-
-    def finished(self, trial: Any) -> None:
-        self.ends.append(trial.state.name)
+        return Started(trainer, lambda: self.figures(values), lambda: self.glance(values, trainer.steps))
 
 
 SPACE: Space = read_space(None, ["rho=0.05..0.95"], StandIn.base)
@@ -118,16 +78,16 @@ def search(
     keep: str = "best",
     space: Space = SPACE,
     seed: int = 0,
-    watcher: Silent | None = None,
+    observer: Silent | None = None,
 ) -> tuple[optuna.Study, str | None]:
     """Open the study in ``out`` and run it to ``trials``."""
     study = open_study(None, "s", out, create=True)
-    conditions = {"space": space.as_dict(), "evaluation": task.evaluation()}
-    agree(study, conditions)
+    conditions = {"space": space.as_dict(), "evaluation": task.identity({})}
+    pin_conditions(study, conditions)
     study.pruner = make_pruner(pruner, (0.25, 0.5, 0.75))
     fractions = () if pruner == "none" else (0.25, 0.5, 0.75)
-    sweep = Sweep(study, task, space, conditions, out, trials, fractions=fractions, keep=keep)
-    return study, run_sweep(sweep, make_sampler(sampler, space, seed), watcher or Silent())
+    sweep = Sweep(study, task, task, seed, space, conditions, out, trials, fractions=fractions, keep=keep)
+    return study, run_sweep(sweep, make_sampler(sampler, space, seed), observer or Silent())
 
 
 def states(study: optuna.Study) -> list[str]:

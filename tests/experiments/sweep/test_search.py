@@ -14,7 +14,8 @@ from rosu_llm.experiments.sweep.sampler import grid_size, make_sampler
 from rosu_llm.experiments.sweep.search import trial_folder
 from rosu_llm.experiments.sweep.space import read_space
 from rosu_llm.experiments.sweep.study import open_study
-from tests.experiments.sweep.stand_in import STEPS, Silent, StandIn, rhos, search, states
+from tests.experiments.stand_in import STEPS, Silent
+from tests.experiments.sweep.stand_in import StandIn, rhos, search, states
 
 GRID = read_space(None, ["rho=0.3,0.45,0.8"], StandIn.base)
 
@@ -77,9 +78,9 @@ def test_the_pruner_sees_the_glance_at_fractions_and_ends_the_run(tmp_path: Path
     """The sixth trial starts better than the median of the five before it, and is worse at half of the run."""
     task = StandIn()
     task.glance = lambda values, step: (0.5, 0.1)[step - 1] if len(task.trainers) == 6 else 0.2 + 0.2 * step
-    watcher = Silent()
-    study, _ = search(tmp_path, task, 6, pruner="median", watcher=watcher)
-    assert watcher.ends == ["COMPLETE"] * 5 + ["PRUNED"]
+    observer = Silent()
+    study, _ = search(tmp_path, task, 6, pruner="median", observer=observer)
+    assert observer.ends == ["done"] * 5 + ["pruned"] and observer.texts[-1] == "at 50 % with 0.100"
     *good, last = study.get_trials(deepcopy=False)
     assert good[0].intermediate_values == pytest.approx({25: 0.4, 50: 0.6, 75: 0.8})
     assert last.intermediate_values == {25: 0.5, 50: 0.1}
@@ -95,7 +96,7 @@ def test_without_pruner_nothing_is_looked_at_on_the_way(tmp_path: Path) -> None:
 
 
 def test_what_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
-    watcher, task = Silent(), StandIn()
+    observer, task = Silent(), StandIn()
     usual = task.figures
 
     def second_fails(values: Mapping[str, Any]) -> dict[str, float]:
@@ -104,9 +105,10 @@ def test_what_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
         return usual(values)
 
     task.figures = second_fails
-    study, stopped = search(tmp_path, task, 3, watcher=watcher)
+    study, stopped = search(tmp_path, task, 3, observer=observer)
     assert stopped is None
-    assert watcher.ends == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert observer.ends == ["done", "failed", "done", "done"]
+    assert observer.texts[1] == "RuntimeError: CUDA out of memory" and observer.texts[2].startswith("Agg_MU 0.")
     failed = study.get_trials()[1]
     assert failed.user_attrs["error"] == "RuntimeError: CUDA out of memory" and "scores" not in failed.user_attrs
 
@@ -196,9 +198,9 @@ def test_an_interruption_between_trials_repeats_none(end: str, tmp_path: Path) -
     """The second trial fails or is pruned, and the interruption comes when that is shown."""
 
     class Interrupting(Silent):
-        def finished(self, trial: Any) -> None:
-            super().finished(trial)
-            if trial.state.name == end:
+        def finished(self, label: str, status: str, text: str) -> None:
+            super().finished(label, status, text)
+            if status == {"FAIL": "failed", "PRUNED": "pruned"}[end]:
                 raise KeyboardInterrupt
 
     task = StandIn()
@@ -211,7 +213,7 @@ def test_an_interruption_between_trials_repeats_none(end: str, tmp_path: Path) -
 
     task.figures = second
     with pytest.raises(KeyboardInterrupt):
-        search(tmp_path, task, 3, watcher=Interrupting())
+        search(tmp_path, task, 3, observer=Interrupting())
     assert states(open_study(None, "s", tmp_path, create=False)) == ["COMPLETE", end]
 
 

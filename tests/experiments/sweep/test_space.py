@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from rosu_llm.errors import ConfigError
-from rosu_llm.experiments.sweep.space import Axis, read_space
+from rosu_llm.experiments.sweep.space import SearchAxis, read_space
 from rosu_llm.recipes.settings import build
 
 BASE: dict[str, Any] = {"method": "rosu", "learning_rate": 1e-3}
@@ -19,7 +19,7 @@ MEASURED = ["model_name_or_path", "forget_data", "retain_data", "holdout_data", 
 MEASURED += ["question_key", "answer_key", "text_key", "max_length", "min_length"]
 
 
-def axes(*entries: str, **base: Any) -> dict[str, Axis]:
+def axes(*entries: str, **base: Any) -> dict[str, SearchAxis]:
     return {axis.key: axis for axis in read_space(None, entries, {**BASE, **base}).axes}
 
 
@@ -33,7 +33,7 @@ def test_a_file_and_the_short_form_say_the_same(tmp_path: Path) -> None:
     read = read_space(file, [], BASE)
     assert read.axes[:4] == read_space(None, short, BASE).axes
     assert [axis.kind for axis in read.axes] == ["choice", "float", "float", "int", "choice"]
-    assert read.axes[1] == Axis("learning_rate", "float", low=1e-6, high=1e-4, log=True)
+    assert read.axes[1] == SearchAxis("learning_rate", "float", low=1e-6, high=1e-4, log=True)
     assert read.axes[4].choices == (None, 8)
 
 
@@ -41,7 +41,7 @@ def test_whole_numbers_stay_whole_and_others_do_not() -> None:
     found = axes("rho=1..2", "gradient_accumulation_steps=1..8:log", "beta=0.1..0.4", "include_mean=false,true")
     assert found["rho"].kind == "float" and found["rho"].low == 1.0 and isinstance(found["rho"].low, float)
     assert found["gradient_accumulation_steps"].kind == "int"
-    assert found["beta"] == Axis("beta", "float", low=0.1, high=0.4)
+    assert found["beta"] == SearchAxis("beta", "float", low=0.1, high=0.4)
     assert found["include_mean"].choices == (False, True)
 
 

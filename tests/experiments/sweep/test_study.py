@@ -15,23 +15,31 @@ import pytest
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.experiments.sweep.sampler import make_pruner, make_sampler, place
 from rosu_llm.experiments.sweep.space import read_space
-from rosu_llm.experiments.sweep.study import _place, agree, disagree, open_study, reclaim, repeat
-from rosu_llm.experiments.sweep.worker_lock import Presence, is_gone
+from rosu_llm.experiments.sweep.study import (
+    _place,
+    clear_conditions,
+    is_gone,
+    open_study,
+    pin_conditions,
+    reclaim,
+    requeue,
+    worker_lock,
+)
 from tests.experiments.sweep.stand_in import SPACE, StandIn, rhos, search, states
 
 
 def test_other_conditions_are_refused_with_what_differs(tmp_path: Path) -> None:
     study = open_study(None, "s", tmp_path, create=True)
-    agree(study, {"recipe": {"rho": 0.4, "method": "rosu"}, "seed": 0, "space": {"lr": {"low": (1, 2)}}})
+    pin_conditions(study, {"recipe": {"rho": 0.4, "method": "rosu"}, "seed": 0, "space": {"lr": {"low": (1, 2)}}})
     again = open_study(None, "s", tmp_path, create=True)
-    agree(again, {"seed": 0, "recipe": {"method": "rosu", "rho": 0.4}, "space": {"lr": {"low": [1, 2]}}})
+    pin_conditions(again, {"seed": 0, "recipe": {"method": "rosu", "rho": 0.4}, "space": {"lr": {"low": [1, 2]}}})
     with pytest.raises(ConfigError) as caught:
-        agree(
+        pin_conditions(
             again, {"recipe": {"rho": 0.5, "method": "rosu"}, "seed": 0, "space": {"lr": {"low": [1, 2]}}, "limit": 3}
         )
     message = str(caught.value)
     assert "limit was not set, now 3; recipe.rho was 0.4, now 0.5." in message and "method" not in message
-    agree(open_study(None, "s", tmp_path / "other", create=True), {"recipe": {"rho": 0.5}})
+    pin_conditions(open_study(None, "s", tmp_path / "other", create=True), {"recipe": {"rho": 0.5}})
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
@@ -85,7 +93,7 @@ def test_a_start_that_fails_does_not_tie_the_study(tmp_path: Path) -> None:
         with pytest.raises(type(error)):
             search(tmp_path, task, 1)
     study, _ = search(tmp_path, StandIn(), 1, space=read_space(None, ["rho=0.3,0.4"], StandIn.base))
-    disagree(study)
+    clear_conditions(study)
     with pytest.raises(ConfigError, match="started differently"):
         search(tmp_path, StandIn(), 2)
 
@@ -94,9 +102,9 @@ def test_what_one_worker_takes_back_another_one_writes_down_again(tmp_path: Path
     task = StandIn()
     usual = task.refer
 
-    def refer(steps: Any) -> Any:
-        disagree(open_study(None, "s", tmp_path, create=False))  # a worker elsewhere fails meanwhile
-        return usual(steps)
+    def refer(*args: Any) -> Any:
+        clear_conditions(open_study(None, "s", tmp_path, create=False))  # a worker elsewhere fails meanwhile
+        return usual(*args)
 
     task.refer = refer  # type: ignore[method-assign]
     study, _ = search(tmp_path, task, 1)
@@ -104,7 +112,7 @@ def test_what_one_worker_takes_back_another_one_writes_down_again(tmp_path: Path
 
 
 def _raising(error: BaseException) -> Any:
-    def refer(steps: Any) -> Any:
+    def refer(*args: Any) -> Any:
         raise error
 
     return refer
@@ -114,8 +122,8 @@ def test_a_worker_is_gone_when_its_process_is(tmp_path: Path) -> None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # another process, present until it is killed
-        with Presence(tmp_path) as presence:
-            os.write(write, presence.name.encode())
+        with worker_lock(tmp_path) as own:
+            os.write(write, own.encode())
             time.sleep(60)
         os._exit(1)
     name = os.read(read, 200).decode()
@@ -124,17 +132,17 @@ def test_a_worker_is_gone_when_its_process_is(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     assert is_gone(tmp_path, name)
     assert not is_gone(tmp_path, "never-heard-of")
-    with Presence(tmp_path) as own:
-        assert not is_gone(tmp_path, own.name)
-    assert not (tmp_path / own.name).exists()
+    with worker_lock(tmp_path) as own:
+        assert not is_gone(tmp_path, own)
+    assert not (tmp_path / own).exists()
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat")
 def test_only_trials_of_dead_workers_are_taken_back(tmp_path: Path) -> None:
     study = open_study(None, "s", tmp_path, create=True)
     (tmp_path / "dead").touch()
-    with Presence(tmp_path) as alive:
-        for worker in ("dead", alive.name, "elsewhere", None):
+    with worker_lock(tmp_path) as alive:
+        for worker in ("dead", alive, "elsewhere", None):
             trial = study.ask()
             trial.suggest_float("rho", 0.0, 1.0)
             if worker:
@@ -171,7 +179,7 @@ def test_a_trial_that_kills_its_process_every_time_is_given_up(tmp_path: Path) -
         trial = study.ask()
         trial.suggest_float("rho", 0.0, 1.0)
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        repeat(study, study.trials[trial.number])
+        requeue(study, study.trials[trial.number])
     values = [trial.params["rho"] for trial in study.get_trials() if trial.params]
     assert values[0] == values[1] == values[2] == values[3] != values[4]
 
@@ -183,7 +191,7 @@ def test_a_trial_that_is_run_again_keeps_its_place(tmp_path: Path) -> None:
         study.ask()
         if number == 1:
             study.tell(1, state=optuna.trial.TrialState.FAIL)
-            repeat(study, study.trials[1])
+            requeue(study, study.trials[1])
     # 0, 1 (killed), 2 (again 1), 3
     assert [place(study, trial) for trial in study.get_trials()] == [0, 1, 1, 2]
 

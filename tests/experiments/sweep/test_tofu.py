@@ -14,15 +14,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rosu_llm.data.chat_format import find_format
 from rosu_llm.data.sources import load_samples
 from rosu_llm.errors import DataError
-from rosu_llm.evaluation.results import read_result
-from rosu_llm.evaluation.tofu.run import TofuSettings
+from rosu_llm.evaluation.tofu.metrics import TofuSettings
+from rosu_llm.evaluation.tofu.results import read_result
 from rosu_llm.evaluation.tofu.summary import summarise
+from rosu_llm.experiments.config_task import complete
 from rosu_llm.experiments.demo.world import learn
-from rosu_llm.experiments.sweep import tofu_task
-from rosu_llm.experiments.sweep.tofu_reference import Reference, find
-from rosu_llm.experiments.sweep.tofu_task import TofuEvaluation, TofuTask
-from rosu_llm.toys.recipe import toy_values
-from rosu_llm.toys.sweep import TOY, toy_tofu
+from rosu_llm.experiments.sweep import tofu
+from rosu_llm.experiments.sweep.scoring import REFERENCE_NAMES, Scoring
+from rosu_llm.experiments.sweep.tofu import TofuEvaluation, TofuTask, find, tofu_scoring
+from rosu_llm.toys import TOY_EVALUATION, toy_tofu, toy_values
 from tests.experiments.test_config_task import NAMES
 
 QUIET: Any = lambda *_: None
@@ -33,7 +33,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], TofuS
     folder = tmp_path_factory.mktemp("toy")
     values = {**toy_values(NAMES, folder), **toy_tofu(folder, "forget05")}
     data = values["forget_data"].rpartition(":")[0]
-    settings = TofuSettings(data=data, forget_split="forget05", chat_format=values["chat_format"], **TOY)
+    settings = TofuSettings(data=data, forget_split="forget05", chat_format=values["chat_format"], **TOY_EVALUATION)
     _teach(values["model_name_or_path"], data, values["chat_format"])
     return values, settings, folder
 
@@ -49,21 +49,25 @@ def _teach(folder: str, data: str, chat_format: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def trial(toy: tuple[dict[str, Any], TofuSettings, Path]) -> tuple[Any, TofuTask, Path]:
+def trial(toy: tuple[dict[str, Any], TofuSettings, Path]) -> tuple[Any, Scoring, Path]:
     """One started trial with the initial model as its target, evaluated."""
     values, settings, folder = toy
     how = TofuEvaluation(settings=settings, target=find(values["model_name_or_path"], "forget05"))
-    task = TofuTask(values, 0, how, folder / "references")
-    references = task.refer(QUIET)
-    run = task.start(values, references, folder / "trial", QUIET)
-    return (run, references, run.measure()), task, folder
+    task = TofuTask(values, how, folder / "references")
+    references = refer(task)
+    run = task.start(values, 0, folder / "trial", QUIET)
+    return (run, references, run.measure()), tofu_scoring(how), folder
 
 
-def test_scores_are_the_papers_from_what_the_evaluation_wrote(trial: tuple[Any, TofuTask, Path]) -> None:
-    (_, references, figures), task, folder = trial
+def refer(task: TofuTask) -> dict[str, Any]:
+    return {REFERENCE_NAMES[name]: task.refer(name, 0, QUIET).measure() for name in task.references}
+
+
+def test_scores_are_the_papers_from_what_the_evaluation_wrote(trial: tuple[Any, Scoring, Path]) -> None:
+    (_, references, figures), scoring, folder = trial
     written = read_result(folder / "trial" / "evals" / "TOFU_EVAL.json").figures
     expected = summarise(written, target=references["initial"], with_fluency=False)
-    scores = task.scores(figures, references)
+    scores = scoring.scores(figures, references)
     assert scores == {name: expected.columns()[name] for name in ("Agg_MU", "Mem", "Util", "Priv", "Agg")}
     assert scores["Priv"] is None and scores["Mem"] == pytest.approx(
         harmonic_mean(
@@ -76,18 +80,18 @@ def test_scores_are_the_papers_from_what_the_evaluation_wrote(trial: tuple[Any, 
             )
         )
     )
-    assert task.headings["Agg_MU"] == "Agg_MU (MU only)" and task.headings["Mem"] == "Mem"
-    assert "relative to the initial model" in task.notes[0] and "give --retain" in task.notes[1]
+    assert scoring.headings["Agg_MU"] == "Agg_MU (MU only)" and scoring.headings["Mem"] == "Mem"
+    assert "relative to the initial model" in scoring.notes[0] and "give --retain" in scoring.notes[1]
 
 
 def test_the_glance_is_built_from_memorisation_and_utility_only(
-    trial: tuple[Any, TofuTask, Path], monkeypatch: pytest.MonkeyPatch
+    trial: tuple[Any, Scoring, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run, _, figures), _, _ = trial
     asked: list[TofuSettings] = []
-    real = tofu_task.evaluate_tofu
+    real = tofu.evaluate_tofu
     monkeypatch.setattr(
-        tofu_task,
+        tofu,
         "evaluate_tofu",
         lambda m, t, settings, *a, **k: asked.append(settings) or real(m, t, settings, *a, **k),
     )
@@ -108,7 +112,9 @@ def test_the_glance_is_built_from_memorisation_and_utility_only(
 
 
 def test_a_reference_model_is_evaluated_once_and_its_results_do_as_well(
-    trial: tuple[Any, TofuTask, Path], toy: tuple[dict[str, Any], TofuSettings, Path], monkeypatch: pytest.MonkeyPatch
+    trial: tuple[Any, Scoring, Path],
+    toy: tuple[dict[str, Any], TofuSettings, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (_, references, _), _, folder = trial
     values, settings, _ = toy
@@ -116,29 +122,28 @@ def test_a_reference_model_is_evaluated_once_and_its_results_do_as_well(
     how = TofuEvaluation(
         settings=settings, target=find(str(file), "forget05"), retain=find(str(file.parent), "forget05")
     )
-    monkeypatch.setattr(Reference, "load", lambda *_: pytest.fail("loaded"))
-    task = TofuTask(values, 0, how, folder / "elsewhere")
-    again = task.refer(QUIET)
+    monkeypatch.setattr(tofu, "load", lambda *_: pytest.fail("loaded"))
+    task = TofuTask(values, how, folder / "elsewhere")
+    again = refer(task)
     assert again["initial"] == again["retain"] == references["initial"]
-    assert task.scores(again["initial"], again)["Priv"] == 1.0
-    other = TofuTask(values, 0, replace(how, retain=None), folder / "elsewhere")
-    assert (
-        task.evaluation() != other.evaluation() != TofuTask(values, 0, replace(how, target=None), folder).evaluation()
-    )
+    assert tofu_scoring(how).scores(again["initial"], again)["Priv"] == 1.0
+    others = [TofuTask(values, replace(how, **{name: None}), folder / "elsewhere") for name in ("retain", "target")]
+    first, second, third = (each.identity(complete(values)) for each in (task, *others))
+    assert first != second != third != first and first["task"] == "tofu"
 
 
 def test_references_of_other_questions_are_refused(
-    trial: tuple[Any, TofuTask, Path], toy: tuple[dict[str, Any], TofuSettings, Path], tmp_path: Path
+    trial: tuple[Any, Scoring, Path], toy: tuple[dict[str, Any], TofuSettings, Path], tmp_path: Path
 ) -> None:
     values, settings, folder = toy
     (file,) = (folder / "references").glob("initial-*/TOFU_EVAL.json")
     target = find(str(file), "forget05")
     fewer = TofuEvaluation(settings=replace(settings, limit=2), target=target)
     with pytest.raises(DataError, match="of 4 questions of forget05, but trials are asked 2 of forget05"):
-        TofuTask(values, 0, fewer, tmp_path).refer(QUIET)
+        refer(TofuTask(values, fewer, tmp_path))
     content = json.loads(file.read_text())
     del content["model_utility"]
     (tmp_path / "TOFU_EVAL.json").write_text(json.dumps(content))
     lacking = TofuEvaluation(settings=settings, target=find(str(tmp_path), "forget05"))
     with pytest.raises(DataError, match="it needs model_utility"):
-        TofuTask(values, 0, lacking, tmp_path).refer(QUIET)
+        refer(TofuTask(values, lacking, tmp_path))
