@@ -1,9 +1,9 @@
-"""The safeguard audit: did the stabiliser τ or the degeneracy threshold ε_q ever act in a run?
+"""The safeguard audit: did the stabiliser τ or the degeneracy threshold ε_q ever take effect in a run?
 
-From the trainer's logs: ‖r‖² beside τ, which fades the protection where it is not small against ‖r‖², and ‖q‖ beside
-ε_q, at or below which a step falls back to plain retain descent (paper, app:sensitivity). A log that covers several
-steps holds means; the smallest values and the number of fallbacks are logged beside them (``norm/q_min``,
-``step/fallbacks``). Where older logs lack those, the result says so.
+The trainer's logs hold ‖r‖² and ‖q‖. τ weakens the protection unless it is small against ‖r‖²; at or below ‖q‖ = ε_q a
+step falls back to plain retain descent (paper, app:sensitivity). A log that covers several steps holds means, the
+smallest values and the number of fallbacks (``norm/q_min``, ``step/fallbacks``). If older logs lack the latter, the
+result says so.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from ..errors import DataError
-from ..evaluation.provenance import read_job, read_record
+from ..evaluation.provenance import read_hydra, read_record
 from ..recipes.record import RECORD_FILE
 from ..training.checkpoints import last_complete
 from ..training.config import MethodArguments
@@ -27,9 +27,21 @@ STATE = "trainer_state.json"
 Entry = Mapping[str, Any]
 
 
+class SafeguardsDocument(TypedDict):
+    """``audit_safeguards.json``; a figure of a run is None where its logs do not tell.
+
+    ``retain_sq`` and ``q`` are distributions over the logs of a run beside their threshold: ``below`` counts logs at or
+    below it, ``minimum_exact`` is false where a log of several steps holds only their mean, which hides the lowest.
+    """
+
+    schema: str
+    runs: list[dict[str, Any]]
+    notes: list[str]
+
+
 @dataclass(frozen=True)
 class Thresholds:
-    """τ and ε_q of a run; ``recorded`` where the run's folder says so, else the defaults, which are the paper's."""
+    """τ and ε_q of a run; unless they are ``recorded`` in its folder, these are the defaults, which are the paper's."""
 
     tau: float = MethodArguments.tau
     tau_mode: str = MethodArguments.tau_mode
@@ -37,8 +49,8 @@ class Thresholds:
     recorded: bool = False
 
 
-def audit_safeguards(runs: Sequence[Path]) -> dict[str, Any]:
-    """The document of several runs; what a run lacks is a note, not an error."""
+def audit_safeguards(runs: Sequence[Path]) -> SafeguardsDocument:
+    """The document of several runs; whatever a run lacks becomes a note, not an error."""
     if not runs:
         raise DataError("No run was given: name at least one output folder of rosu train.")
     for run in runs:
@@ -46,11 +58,7 @@ def audit_safeguards(runs: Sequence[Path]) -> dict[str, Any]:
             raise DataError(f"{run} does not exist: give the output folder of a run, or its {STATE}.")
     names = [(run if run.is_dir() else run.parent).resolve().name for run in runs]
     labels = [name if names.count(name) == 1 else str(run) for name, run in zip(names, runs, strict=True)]
-    return {
-        "schema": SCHEMA,
-        "runs": [audit_run(label, run) for label, run in zip(labels, runs, strict=True)],
-        "notes": [],
-    }
+    return {"schema": SCHEMA, "runs": list(map(audit_run, labels, runs)), "notes": []}
 
 
 def audit_run(label: str, run: Path) -> dict[str, Any]:
@@ -91,9 +99,8 @@ def audit_run(label: str, run: Path) -> dict[str, Any]:
 
 
 def thresholds(folder: Path) -> Thresholds:
-    """From the record of ``rosu train``, or OpenUnlearning's of its configuration."""
-    settings = read_record(folder / RECORD_FILE).get("settings", {})
-    job = read_job(folder)
+    """From the record of ``rosu train``, or from OpenUnlearning's record of its configuration."""
+    settings, job = read_record(folder / RECORD_FILE).get("settings", {}), read_hydra(folder)
     found: dict[str, Any] = {}
     for name, kind in (("tau", float), ("tau_mode", str), ("eps_q", float)):
         value = settings.get(name, job.get(f"trainer.method_args.{name}"))
@@ -121,7 +128,7 @@ def _entries(run: Path, notes: list[str]) -> tuple[list[Entry], int | None]:
         return [], None
     history = state.get("log_history")
     rows: list[Entry] = [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
-    known = [row for row in rows if any(key in row for key in ("norm/retain_sq", "norm/q", "step/fallback"))]
+    known = [row for row in rows if {"norm/retain_sq", "norm/q", "step/fallback"} & row.keys()]
     if not known:
         notes.append("The logs hold no norm/retain_sq, norm/q or step/fallback: this method computes none of them.")
     steps = state.get("global_step")
@@ -141,7 +148,7 @@ def _number(entry: Entry, key: str) -> float | None:
 
 
 def _worst(entry: Entry, key: str, reduction: str) -> float | None:
-    """The extreme over the steps of a log where it was logged, else the mean."""
+    """The extreme value over the steps of a log if it was logged, else their mean."""
     found = _number(entry, f"{key}_{reduction}")
     return _number(entry, key) if found is None else found
 
@@ -176,19 +183,16 @@ def _distribution(
 
 
 def _fallbacks(entries: Sequence[Entry], spans: Sequence[int], notes: list[str]) -> tuple[int | None, bool]:
-    """How many, and whether that is exact: a mean times the steps it covers is, unless a step was skipped."""
-    total, exact, seen = 0.0, True, False
+    """Their number, and whether it is exact: if only a mean is logged, that times the steps may be no whole number."""
+    counts: list[int] = []
+    exact = True
     for entry, span in zip(entries, spans, strict=True):
-        count = _number(entry, "step/fallbacks")
-        share = _number(entry, "step/fallback")
-        if count is None and share is None:
-            continue
-        seen = True
-        if count is None:
-            assert share is not None
+        count, share = _number(entry, "step/fallbacks"), _number(entry, "step/fallback")
+        if count is None and share is not None:
             count = share * span
             exact = exact and abs(count - round(count)) < 1e-6 * span
-        total += round(count)
-    if seen and not exact:
+        if count is not None:
+            counts.append(round(count))
+    if not exact:
         notes.append("The number of fallbacks is rounded: some steps were skipped or not logged.")
-    return (round(total), exact) if seen else (None, False)
+    return (sum(counts), exact) if counts else (None, False)

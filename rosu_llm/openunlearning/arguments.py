@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, get_type_hints
 
 from ..errors import ConfigError, unknown
 from ..losses import LOSSES
 from ..training.config import MethodArguments
 from ..training.values import coerce
-from .aliases import GENERAL, NATIVE, TRAINERS
+from .registration import GENERAL, TRAINERS
 
 
 @dataclass
@@ -22,12 +22,15 @@ class BridgeArguments(MethodArguments):
     wga_beta: float = field(default=1.0, metadata={"help": "wga: exponent of the token weights."})
     satimp_beta1: float = field(default=5.0, metadata={"help": "satimp: exponent of saturation."})
     satimp_beta2: float = field(default=1.0, metadata={"help": "satimp: exponent of importance."})
-    undial_beta: float = field(default=10.0, metadata={"help": "undial: what is taken off the teacher's logit."})
+    undial_beta: float = field(default=10.0, metadata={"help": "undial: amount subtracted from the teacher's logit."})
     ceu_ignore_first: int = field(default=1, metadata={"help": "ceu: answer tokens left out at the start."})
 
 
 #: Settings the bridge turns into objects before the trainer sees them.
 HOLDOUT = "holdout_data"
+
+#: Methods that OpenUnlearning has itself, by its names; for ours set ``trainer=ROSU trainer.method_args.method=…``.
+NATIVE = {"graddiff": "GradDiff", "ng": "GradAscent"}
 
 #: What other trainers of OpenUnlearning call the same thing.
 _ELSEWHERE = {
@@ -47,13 +50,11 @@ _LOSS_SPELLINGS = {"idkdpo": "dpo", "idk_dpo": "dpo", "gradascent": "nll", "grad
 
 def read_method_args(trainer: str, given: Mapping[str, Any]) -> MethodArguments:
     """The settings of trainer alias ``trainer``, each value checked against its field."""
-    module, _, name = TRAINERS[trainer].arguments.partition(":")
-    kind: type[MethodArguments] = getattr(import_module(module), name)
+    alias = TRAINERS[trainer]
+    kind: type[MethodArguments] = resolve_name(alias.arguments)
     hints = get_type_hints(kind)
     known = {f.name for f in fields(kind)}
-    for key in given:
-        if key in known:
-            continue
+    for key in (key for key in given if key not in known):
         if key in _ELSEWHERE:
             raise ConfigError(
                 f"trainer={trainer} has no method_args {key!r}: what other trainers call {key} is "
@@ -63,23 +64,18 @@ def read_method_args(trainer: str, given: Mapping[str, Any]) -> MethodArguments:
     values = {key: coerce(key, value, hints[key]) for key, value in given.items()}
     for role in ("forget_loss", "retain_loss"):
         if role in values:
-            values[role] = _loss_name(values[role])
-    method = TRAINERS[trainer].method
-    if not TRAINERS[trainer].general and values.get("method", method) != method:
+            # Our registry's lower-case name for OpenUnlearning's NLL, NPO, SimNPO, IdkDPO.
+            lower = values[role].lower()
+            lower = _LOSS_SPELLINGS.get(lower, lower)
+            values[role] = lower if lower in LOSSES else values[role]
+    if not alias.general and values.get("method", alias.method) != alias.method:
         raise ConfigError(
-            f"trainer={trainer} stands for method={method!r}, but method_args say {values['method']!r}: leave the "
-            f"method out, or use trainer={GENERAL}."
+            f"trainer={trainer} stands for method={alias.method!r}, but method_args say {values['method']!r}: leave "
+            f"the method out, or use trainer={GENERAL}."
         )
-    settings = kind(**{"method": method, **values})
+    settings = kind(**{"method": alias.method, **values})
     settings.check_method()
     return settings
-
-
-def _loss_name(name: str) -> str:
-    """OpenUnlearning writes NLL, NPO, SimNPO, IdkDPO; our registry is lower case."""
-    lower = name.lower()
-    lower = _LOSS_SPELLINGS.get(lower, lower)
-    return lower if lower in LOSSES else name
 
 
 def describe(settings: MethodArguments) -> str:

@@ -1,17 +1,26 @@
-"""Our training step on top of OpenUnlearning's ``UnlearnTrainer``, built when its modules are at hand."""
+"""Our training step on top of OpenUnlearning's ``UnlearnTrainer``, built once its modules can be imported.
+
+Its data is brought into the form the training step needs, with clear errors where it cannot be used.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Mapping
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
-from .aliases import TRAINERS
+import torch
+from omegaconf import OmegaConf
+from transformers import Trainer
+
+from ..errors import ConfigError, DataError, RosuError
+from ..training.window import PARTS
 from .arguments import HOLDOUT, describe, read_method_args
-from .data import AlternatesBeside, check_parts, load_holdout
 from .evaluation import MainProcessEvaluation
+from .registration import TRAINERS
 
 if TYPE_CHECKING:
     from ..training.trainer import ROSUMixin as Base
@@ -24,14 +33,15 @@ logger = logging.getLogger(__name__)
 class FromOpenUnlearning(Base):
     """Translates the call of OpenUnlearning's ``load_trainer`` into that of our training step.
 
-    It passes Trainer's arguments, its own (``evaluators``, ``template_args``) and, flat beside them, everything under
-    ``trainer.method_args``.
+    ``load_trainer`` passes Trainer's arguments, its own (``evaluators``, ``template_args``) and, on the same level,
+    everything under ``trainer.method_args``.
     """
 
     alias: str
 
     def __init__(self, **given: Any) -> None:
-        own = {name: given.pop(name) for name in list(given) if name in _trainer_parameters()}
+        parameters = {*inspect.signature(Trainer.__init__).parameters, "evaluators", "template_args"} - {"self"}
+        own = {name: given.pop(name) for name in list(given) if name in parameters}
         holdout = given.pop(HOLDOUT, None)
         settings = read_method_args(self.alias, given)
         check_parts(own.get("train_dataset"))
@@ -51,17 +61,6 @@ class FromOpenUnlearning(Base):
         super().__init__(method_args=settings, **own)
 
 
-def _trainer_parameters() -> set[str]:
-    from transformers import Trainer
-
-    return {*inspect.signature(Trainer.__init__).parameters, "evaluators", "template_args"} - {"self"}
-
-
-def is_ours(trainer: Any) -> bool:
-    """Whether a registered class was built here."""
-    return isinstance(trainer, type) and issubclass(trainer, FromOpenUnlearning)
-
-
 def build_trainer(name: str) -> type:
     """The class for a trainer alias; its name is the key under which OpenUnlearning registers it."""
     try:
@@ -70,6 +69,67 @@ def build_trainer(name: str) -> type:
         raise ConfigError(
             f"This OpenUnlearning checkout has no trainer.unlearn.base.UnlearnTrainer: {error}."
         ) from error
-    module, _, mixin = TRAINERS[name].mixin.partition(":")
-    step = getattr(import_module(module), mixin)
+    step = resolve_name(TRAINERS[name].mixin)
     return type(name, (FromOpenUnlearning, step, MainProcessEvaluation, base), {"alias": name, "__module__": __name__})
+
+
+class AlternatesBeside:
+    """A collator around OpenUnlearning's.
+
+    Its IDK data nests once more: ``{"original": A, "alternate": B}``. Losses read the original where they expect a
+    batch and find the other under ``alternate``; anything else passes unchanged.
+    """
+
+    def __init__(self, collator: Any) -> None:
+        self.collator = collator
+
+    def __call__(self, items: Any) -> Any:
+        batch = self.collator(items)
+        if isinstance(batch, Mapping):
+            return {key: self._beside(value) for key, value in batch.items()}
+        return batch
+
+    @staticmethod
+    def _beside(part: Any) -> Any:
+        if isinstance(part, Mapping) and "original" in part and "alternate" in part:
+            return {**part["original"], "alternate": part["alternate"]}
+        return part
+
+
+def check_parts(dataset: Any) -> None:
+    """Raise before training if an item has no forget or no retain part."""
+    if dataset is None or not hasattr(dataset, "__getitem__") or len(dataset) == 0:
+        raise DataError("There is no training data: set data/datasets@data.forget and data/datasets@data.retain.")
+    with torch.random.fork_rng(devices=[]):  # it draws partners at random; this check must not change the run
+        item = dataset[0]
+    keys = sorted(map(str, item)) if isinstance(item, Mapping) else [type(item).__name__]
+    for part in PARTS:
+        if part not in keys:
+            hint = "" if any(p in keys for p in PARTS) else " and --config-name=unlearn.yaml (mode: unlearn)"
+            raise DataError(
+                f"The data has no {part} part (its samples hold {', '.join(keys)}): unlearning needs forget and retain "
+                f"samples. Set data/datasets@data.{part}=…{hint}."
+            )
+
+
+def load_holdout(config: Any, tokenizer: Any, template_args: Any) -> Any:
+    """The never-trained samples of ``method_args.holdout_data``, loaded by OpenUnlearning itself.
+
+    ``config`` has the form of its ``configs/data/datasets/*.yaml``: one named data set with ``handler`` and ``args``.
+    """
+    if not isinstance(config, Mapping) and not OmegaConf.is_dict(config):
+        raise DataError(
+            f"method_args.holdout_data={config!r} must be a data set as in configs/data/datasets, e.g. "
+            "+data/datasets@trainer.method_args.holdout_data=TOFU_QA_holdout."
+        )
+    tree = config if OmegaConf.is_config(config) else OmegaConf.create(dict(config))
+    if len(tree) != 1:
+        raise DataError(
+            f"method_args.holdout_data must hold one data set, not {len(tree)}: {', '.join(map(str, tree))}."
+        )
+    try:
+        return import_module("data").get_datasets(tree, tokenizer=tokenizer, template_args=template_args)
+    except RosuError:
+        raise
+    except Exception as error:
+        raise DataError(f"method_args.holdout_data could not be loaded: {' '.join(str(error).split())}") from error

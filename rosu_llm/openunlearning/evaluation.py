@@ -1,8 +1,8 @@
 """OpenUnlearning's evaluators during training on several processes.
 
 Its trainer runs them on a single process only. Where every process holds whole weights (DDP, ZeRO-1/2) the main process
-runs them here on its copy while the others wait; the result, or the error, is then told to all. Where weights are split
-(ZeRO-3, FSDP2) one process cannot run the model alone: that is said once, with the command for afterwards.
+runs them here on its copy while the others wait, and broadcasts the result or the error. Where weights are split
+(ZeRO-3, FSDP2) one process cannot run the model alone: a warning gives the command to evaluate after training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE = timedelta(days=7)
 
 
 class MainProcessEvaluation(Base):  # type: ignore[misc]
-    """Goes between our training step and OpenUnlearning's ``FinetuneTrainer``."""
+    """A mixin between our training step and OpenUnlearning's ``FinetuneTrainer``."""
 
     evaluators: Mapping[str, Any] | None
     template_args: Any
@@ -43,21 +43,19 @@ class MainProcessEvaluation(Base):  # type: ignore[misc]
     ) -> dict[str, float]:
         """As OpenUnlearning's on one process; on several, as described above."""
         if not self.evaluators or self.accelerator.num_processes == 1:
-            # Weights held in float32 meet attention kernels that know only 16 bits: compute as in training.
+            # Some attention kernels take only 16-bit inputs and the weights may be float32: autocast as in training.
             with self.accelerator.autocast():
                 result: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, trial)
             return result
-        if self._weights_are_split():
+        split = self.layout == "fsdp2"
+        if self.layout == "zero":
+            split = int(self.accelerator.state.deepspeed_plugin.zero_stage) == 3
+        if split:
             self._say_how_to_evaluate_afterwards()
             return {}
         metrics = self._evaluate_on_main(trial)
         self.log(dict(metrics))
         return metrics
-
-    def _weights_are_split(self) -> bool:
-        if self.layout == "zero":
-            return int(self.accelerator.state.deepspeed_plugin.zero_stage) == 3
-        return self.layout == "fsdp2"
 
     def _say_how_to_evaluate_afterwards(self) -> None:
         if self.accelerator.is_main_process and not getattr(self, "_said_afterwards", False):
@@ -93,13 +91,10 @@ class MainProcessEvaluation(Base):  # type: ignore[misc]
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}" / "evals"
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer = getattr(self, "processing_class", None) or getattr(self, "tokenizer", None)
+        given = {"template_args": self.template_args, "model": self.model, "tokenizer": tokenizer}
         metrics: dict[str, float] = {}
-        # The other processes draw no random numbers meanwhile: neither may this one, or their data orders part.
+        # The other processes draw no random numbers meanwhile. If this one did, their orders of data would diverge.
         with torch.random.fork_rng(), self.accelerator.autocast():
             for evaluator in self.evaluators.values():
-                metrics.update(
-                    evaluator.evaluate(
-                        output_dir=str(folder), template_args=self.template_args, model=self.model, tokenizer=tokenizer
-                    )
-                )
+                metrics.update(evaluator.evaluate(output_dir=str(folder), **given))
         return metrics

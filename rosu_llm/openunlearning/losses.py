@@ -1,4 +1,4 @@
-"""Forget losses that only OpenUnlearning has, called by name in the checkout at hand.
+"""Forget losses that only OpenUnlearning has, imported by name from the checkout in use.
 
 Its functions return a mean over the batch of something to be *minimised*. Ours return a sum over units of something to
 be *raised* (``losses/registry.py``), so each is minus their value times the number of units: on one batch the two agree
@@ -8,7 +8,7 @@ exactly, and a window weighs its micro-batches by their units. Losses we have ou
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +21,14 @@ from ..losses.registry import Batch, LossFunction
 _INPUTS = ("input_ids", "attention_mask", "labels")
 
 
-def _upstream(module: str, name: str) -> Callable[..., Any]:
+def _raised(function: str, unit: str, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
+    """The value of ``module:name`` in OpenUnlearning, a mean to be minimised, as a sum to be raised."""
     try:
-        function: Callable[..., Any] = getattr(import_module(module), name)
+        upstream = resolve_name(function)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"This OpenUnlearning checkout has no {module}.{name}: {error}.") from error
-    return function
+        raise ConfigError(f"This OpenUnlearning checkout has no {function.replace(':', '.')}: {error}.") from error
+    loss: Tensor = upstream(*args, **kwargs)[0]
+    return -loss * COUNT[unit](batch)
 
 
 def _inputs(batch: Batch) -> dict[str, Any]:
@@ -40,11 +42,6 @@ def _reference(context: LossContext) -> Callable[..., Any]:
     return lambda **inputs: SimpleNamespace(logits=logits(inputs))
 
 
-def _raised(loss: Tensor, batch: Batch, unit: str) -> Tensor:
-    """A mean to be minimised as a sum to be raised."""
-    return -loss * COUNT[unit](batch)
-
-
 def dpo(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Prefer the alternate answer ("I don't know") over the original."""
     if "alternate" not in batch:
@@ -52,45 +49,41 @@ def dpo(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
             "forget_loss='dpo' compares with alternate answers and the forget data has none: use "
             "experiment=unlearn/tofu/idk, or data/datasets@data.forget=TOFU_QA_forget_idk."
         )
-    loss, _ = _upstream("trainer.utils", "compute_dpo_loss")(
+    return _raised(
+        "trainer.utils:compute_dpo_loss",
+        "sequence",
+        batch,
         model=model,
         ref_model=_reference(context),
         win_inputs=_inputs(batch["alternate"]),
         lose_inputs=_inputs(batch),
         beta=context.options["dpo_beta"],
     )
-    return _raised(loss, batch, "sequence")
 
 
 def undial(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Distil from the initial model with the answer tokens' logits lowered."""
-    loss, _ = _upstream("trainer.utils", "compute_undial_loss")(
-        model, _reference(context), _inputs(batch), context.options["undial_beta"]
-    )
-    return _raised(loss, batch, "sequence")
+    given = (model, _reference(context), _inputs(batch), context.options["undial_beta"])
+    return _raised("trainer.utils:compute_undial_loss", "sequence", batch, *given)
 
 
 def wga(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Likelihood weighted by confidence."""
-    loss, _ = _upstream("trainer.utils", "compute_wga_loss")(model, _inputs(batch), context.options["wga_beta"])
-    return _raised(loss, batch, "token")
+    given = (model, _inputs(batch), context.options["wga_beta"])
+    return _raised("trainer.utils:compute_wga_loss", "token", batch, *given)
 
 
 def satimp(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Likelihood weighted by saturation and importance."""
-    options = context.options
-    loss, _ = _upstream("trainer.utils", "compute_satimp_loss")(
-        model, _inputs(batch), options["satimp_beta1"], options["satimp_beta2"]
-    )
-    return _raised(loss, batch, "token")
+    given = (model, _inputs(batch), context.options["satimp_beta1"], context.options["satimp_beta2"])
+    return _raised("trainer.utils:compute_satimp_loss", "token", batch, *given)
 
 
 def ceu(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Cross-entropy against a target without the answer token."""
-    loss, _ = _upstream("trainer.unlearn.ceu", "compute_batch_ceu")(
-        model, _inputs(batch), ignore_first_n_answer_tokens=int(context.options["ceu_ignore_first"])
-    )
-    return _raised(loss, batch, "token")
+    skipped = int(context.options["ceu_ignore_first"])
+    function = "trainer.unlearn.ceu:compute_batch_ceu"
+    return _raised(function, "token", batch, model, _inputs(batch), ignore_first_n_answer_tokens=skipped)
 
 
 _BORROWED: dict[str, tuple[LossFunction, dict[str, Any]]] = {
@@ -103,7 +96,7 @@ _BORROWED: dict[str, tuple[LossFunction, dict[str, Any]]] = {
 
 
 def register_losses() -> None:
-    """Add them to our registry; a loss we have under that name stays."""
+    """Add them to our registry; a loss that is already registered under the name is kept."""
     for name, (function, description) in _BORROWED.items():
         if name not in LOSSES:
             register_loss(name, roles=("forget",), **description)(function)

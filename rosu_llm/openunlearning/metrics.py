@@ -1,8 +1,8 @@
-"""Mem, Priv, Util, Agg and Agg_MU as metrics of OpenUnlearning, so that they stand in its own result files.
+"""Mem, Priv, Util, Agg and Agg_MU as metrics of OpenUnlearning, so that its own result files contain them.
 
-Its evaluator computes the components (``pre_compute``) and reads the reference models' files (``reference_logs``); here
-they only meet the formulas of :mod:`rosu_llm.evaluation.tofu.summary`. A score that lacks an input is an empty result:
-OpenUnlearning leaves it out of its summary and, unlike a null, computes it again when it is asked next time.
+Its evaluator computes the components (``pre_compute``) and reads the reference models' files (``reference_logs``); the
+formulas are those of :mod:`rosu_llm.evaluation.tofu.summary`. A score that lacks an input is an empty result, which
+OpenUnlearning leaves out of its summary and, unlike null, computes again the next time.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import ConfigError
-from ..evaluation.aggregates import harmonic_mean
-from ..evaluation.tofu.summary import TofuSummary, summarise
+from ..evaluation.tofu.summary import TofuSummary, harmonic_mean, summarise
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +59,8 @@ METRICS: Mapping[str, Metric] = {"rosu_mem": mem, "rosu_priv": priv, "rosu_util"
 
 
 def register_metrics() -> list[str]:
-    """Add ours to OpenUnlearning's registry of metrics; safe to call again, nothing happens where it is not loaded.
-
-    Returns:
-        the handlers that now lead to our functions.
-    """
-    module = sys.modules.get("evals.metrics")
-    registry = getattr(module, "METRICS_REGISTRY", None)
+    """Add ours to OpenUnlearning's registry, if that is loaded; safe to call again. Returns the registered handlers."""
+    registry = getattr(sys.modules.get("evals.metrics"), "METRICS_REGISTRY", None)
     if not isinstance(registry, dict):
         return []
     wrap = sys.modules["evals.metrics.base"].unlearning_metric

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rosu_llm.analysis.orthogonality import per_sample as audit_per_sample
-from rosu_llm.analysis.orthogonality.audit import Plan, cells, default_sizes, make_plan, summary
-from rosu_llm.analysis.orthogonality.gradients import Part, Recomputed, usable
-from rosu_llm.analysis.orthogonality.pairs import PairError, draw_pair, pair_error
-from rosu_llm.analysis.orthogonality.per_sample import (
+from rosu_llm.analysis.orthogonality import gradients
+from rosu_llm.analysis.orthogonality.gradients import (
     PerSample,
+    Recomputed,
     gram_matrix,
     load_matrix,
     sample_gradients,
     save_matrix,
 )
+from rosu_llm.analysis.orthogonality.pairs import PairError, cells, pair_error, summary
+from rosu_llm.analysis.orthogonality.samples import AuditedSet, OrthogonalityPlan, default_sizes, draw_pair, usable
 from rosu_llm.errors import ConfigError, DataError, NonFiniteError
 from rosu_llm.space import LocalSpace
 
@@ -47,17 +47,17 @@ class Linear:
         self.rows["forget"][:, 12:] = 0.0
         self.dtype = dtype
 
-    def parts(self) -> dict[str, Part]:
-        def part(name: str) -> Part:
+    def sets(self) -> dict[str, AuditedSet]:
+        def audited(name: str) -> AuditedSet:
             data = torch.from_numpy(self.rows[name]).to(self.dtype)
 
             def loss(numbers: Sequence[int]) -> Tensor:
                 total = (data[list(numbers), :12] @ self.weights[0]).sum()
                 return total if name == "forget" else total + (data[list(numbers), 12:] @ self.weights[1]).sum()
 
-            return Part(self.units[name], loss)
+            return AuditedSet(self.units[name], loss)
 
-        return {name: part(name) for name in ("forget", "retain")}
+        return {name: audited(name) for name in ("forget", "retain")}
 
     def gradient(self, name: str, numbers: Any) -> Any:
         """Sum of losses over the sum of units."""
@@ -76,10 +76,10 @@ class Linear:
     def source(self, route: str, micro_batch: int = 4) -> Any:
         space = LocalSpace(self.weights)
         if route == "recompute":
-            recomputed = Recomputed(space, self.parts(), micro_batch=micro_batch)
+            recomputed = Recomputed(space, self.sets(), micro_batch=micro_batch)
             recomputed.stream_full(quiet)
             return recomputed
-        matrix = gram_matrix(sample_gradients(space, self.parts(), quiet), quiet)
+        matrix = gram_matrix(sample_gradients(space, self.sets(), quiet), quiet)
         return PerSample(matrix, self.units["forget"], self.units["retain"])
 
 
@@ -120,7 +120,7 @@ def test_processes_share_a_batch(world: int) -> None:
         parts = []
         for rank in range(world):
             space = LocalSpace(problem.weights)
-            Recomputed(space, problem.parts(), micro_batch=2, rank=rank, world=world).capture_pair(
+            Recomputed(space, problem.sets(), micro_batch=2, rank=rank, world=world).capture_pair(
                 np.array([2, 3]), retain
             )
             parts.append([torch.cat([t.reshape(-1) for t in space._captured[name]]).numpy() for name in ("f", "r")])
@@ -132,7 +132,7 @@ def test_processes_share_a_batch(world: int) -> None:
 def test_pairs_reuse_the_memory_of_three_gradients() -> None:
     problem = Linear()
     space = LocalSpace(problem.weights)
-    source = Recomputed(space, problem.parts(), micro_batch=4)
+    source = Recomputed(space, problem.sets(), micro_batch=4)
     source.stream_full(quiet)
     places = []
     for pair in range(3):
@@ -198,7 +198,7 @@ def test_the_gram_matrix_is_float64_in_any_block_size(monkeypatch: pytest.Monkey
     rows = torch.randn(13, 1000, generator=torch.Generator().manual_seed(0))
     truth = rows.double().numpy() @ rows.double().numpy().T
     for block in (13 * 8 * 7, 1 << 20):
-        monkeypatch.setattr(audit_per_sample, "_BLOCK", block)
+        monkeypatch.setattr(gradients, "_BLOCK", block)
         matrix = gram_matrix(rows, quiet)
         np.testing.assert_allclose(matrix, truth, rtol=1e-12, atol=1e-11)
         assert (matrix == matrix.T).all()
@@ -223,8 +223,8 @@ def test_batches_are_drawn_without_repetition_and_by_their_number_alone() -> Non
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     good = {"forget": 10, "retain": 50, "forget_batch": 4, "sizes": (8, 4, 8), "pairs": 5, "seed": 0}
-    assert make_plan(Plan(**good)).sizes == (4, 8)  # type: ignore[arg-type]
-    assert make_plan(Plan(**{**good, "sizes": ()})).sizes == (4, 8, 16, 32)  # type: ignore[arg-type]
+    assert OrthogonalityPlan(**good).checked().sizes == (4, 8)  # type: ignore[arg-type]
+    assert OrthogonalityPlan(**{**good, "sizes": ()}).checked().sizes == (4, 8, 16, 32)  # type: ignore[arg-type]
     assert default_sizes(3) == (3,) and default_sizes(4) == (4,) and default_sizes(64)[-1] == 64
     for change, message in (
         ({"sizes": (4, 51)}, "--batch-sizes 51 does not fit the retain set of 50 samples.*give 1 to 50"),
@@ -233,7 +233,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         ({"pairs": 0}, "--pairs 0 must be at least 1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            make_plan(Plan(**{**good, **change}))  # type: ignore[arg-type]
+            OrthogonalityPlan(**{**good, **change}).checked()  # type: ignore[arg-type]
 
 
 def test_samples_without_a_unit_are_left_out() -> None:
@@ -243,7 +243,7 @@ def test_samples_without_a_unit_are_left_out() -> None:
 
 
 def test_a_cell_counts_and_summarises() -> None:
-    plan = Plan(forget=10, retain=50, forget_batch=4, sizes=(8,), pairs=6, seed=0)
+    plan = OrthogonalityPlan(forget=10, retain=50, forget_batch=4, sizes=(8,), pairs=6, seed=0)
     found = [PairError(e, b) for e, b in ((0.1, 0.4), (0.2, 0.4), (0.3, 0.6), (0.9, 0.8))]
     found += [PairError(None, 1.0, "retain"), PairError(None, 1.0, "direction")]
     (cell,) = cells(plan, {(8, i): pair for i, pair in enumerate(found)}, full_norm=2.0)

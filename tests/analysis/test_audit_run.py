@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from rosu_llm.analysis.orthogonality.run import Options, audit
+from rosu_llm.analysis.orthogonality.audit import audit_orthogonality
 from rosu_llm.errors import ConfigError, NonFiniteError
-from rosu_llm.presentation.orthogonality import orthogonality_markdown, violins
-from rosu_llm.toys.recipe import toy_values
+from rosu_llm.presentation.audits import orthogonality_section
+from rosu_llm.presentation.drawing import png
+from rosu_llm.presentation.writers import markdown
+from rosu_llm.toys import toy_values
 
 RECORD = "audit_orthogonality.jsonl"
 Values = dict[str, Any]
@@ -32,7 +34,7 @@ def quiet(*_: Any) -> None:
 
 
 def run(values: Values, out: Path, progress: Callable[..., None] = quiet, **options: Any) -> Any:
-    return audit(values, Options(**{"pairs": 12, "batch_sizes": (2, 6, 18), **options}), out, progress)
+    return audit_orthogonality(values, out, progress, **{"pairs": 12, "batch_sizes": (2, 6, 18), **options})
 
 
 def test_both_routes_agree_with_each_other_and_with_autograd(values: Values, tmp_path: Path) -> None:
@@ -47,9 +49,8 @@ def test_both_routes_agree_with_each_other_and_with_autograd(values: Values, tmp
     assert medians[0] > medians[1] > medians[2] > 0.0
     assert results["yes"]["forget_batch_size"] == 5 and results["yes"]["retain_samples"] == 24
     assert _mean_loss_gradient_norm(values) == pytest.approx(results["yes"]["full_gradient_norm"], rel=1e-4)
-    violins(results["yes"], tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
-    text = orthogonality_markdown(results["yes"])
+    assert len(png(orthogonality_section(results["yes"]).figures[0])) > 10_000
+    text = markdown.section(orthogonality_section(results["yes"]))
     assert f"| 6 | {medians[1]:.4f} |" in text and "24 samples" in text
 
 
@@ -106,7 +107,7 @@ def test_results_of_another_audit_are_not_mixed_in(values: Values, tmp_path: Pat
     run(values, tmp_path, pairs=1, batch_sizes=(2,))
     for change, name in (({"seed": 4}, "seed"), ({"limit": 9}, "retain"), ({"forget_loss": "simnpo"}, "settings")):
         with pytest.raises(
-            ConfigError, match=rf"holds pairs of another audit \(.*{name}.* differ\): give another --out"
+            ConfigError, match=rf"holds pairs of another audit \(.*{name}.* was .*, now .*\): give another --out"
         ):
             run({**values, **change}, tmp_path, pairs=1, batch_sizes=(2,))
     (tmp_path / RECORD).write_text("something else\n")

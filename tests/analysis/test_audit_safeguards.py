@@ -10,7 +10,9 @@ import pytest
 
 from rosu_llm.analysis.safeguards import audit_safeguards, thresholds
 from rosu_llm.errors import DataError
-from rosu_llm.presentation.safeguards import histograms, safeguards_markdown
+from rosu_llm.presentation.audits import histograms, safeguards_section
+from rosu_llm.presentation.drawing import png
+from rosu_llm.presentation.writers import markdown
 from rosu_llm.step import over_steps
 
 
@@ -62,7 +64,7 @@ def test_logs_over_several_steps(tmp_path: Path) -> None:
     assert found["old"]["retain_sq"]["min"] == 2.0
     assert any("means only" in note for note in found["old"]["notes"])
     assert (found["odd"]["fallbacks"], found["odd"]["fallbacks_exact"]) == (1, False)
-    assert "≈ 1 in 10 steps" in safeguards_markdown({"runs": [found["odd"]], "notes": []})
+    assert "≈ 1 in 10 steps" in markdown.section(safeguards_section({"runs": [found["odd"]], "notes": []}))
 
 
 def test_the_trainer_logs_what_means_hide() -> None:
@@ -109,12 +111,10 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert "There are no logs" in found["empty"]["notes"][0] and found["empty"]["steps"] is None
     assert "is not JSON" in found["cut"]["notes"][0] and found["odd"]["logged"] == 0
     json.dumps(document, allow_nan=False)
-    histograms(document, tmp_path / "figure.png")
-    text = safeguards_markdown(document)
-    assert "| empty | ‖q‖ | – | – | – | – | – | – |" in text and "- empty: There are no logs" in text
-    histograms({"runs": [found["empty"]], "notes": []}, tmp_path / "empty.png")
-    for path in ("figure.png", "empty.png"):
-        assert (tmp_path / path).stat().st_size > 5_000
+    text = markdown.section(safeguards_section(document))
+    assert "| empty | ‖q‖ | – | – | – | – | – | – |" in text and "\nempty: There are no logs" in text
+    for shown in (document, {"runs": [found["empty"]], "notes": []}):
+        assert len(png(histograms(shown))) > 5_000
 
 
 def test_runs_of_one_name_and_runs_that_are_not_there(tmp_path: Path) -> None:
@@ -137,9 +137,8 @@ def test_thresholds_of_an_openunlearning_run(tmp_path: Path) -> None:
 
 def _train(values: dict[str, Any], every: int) -> Path:
     """Six steps of a toy run, with a log every so many."""
-    from rosu_llm.experiments.demo.run import SMOKE
-    from rosu_llm.experiments.demo.world import build_world, small_llama
-    from rosu_llm.recipes.loading import Loaded
+    from rosu_llm.experiments.demo.world import SMOKE, build_world, small_llama
+    from rosu_llm.recipes.prepare import Loaded
     from rosu_llm.recipes.run import train
     from rosu_llm.recipes.settings import build
 

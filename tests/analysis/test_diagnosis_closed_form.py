@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rosu_llm.analysis.coupling.diagnosis import Diagnosis
-from rosu_llm.analysis.coupling.measure import measure_coupling
-from rosu_llm.analysis.coupling.windows import Plan, Windows
+from rosu_llm import measure_coupling
+from rosu_llm.analysis.coupling.pairs import CouplingPlan, PairWindows
+from rosu_llm.presentation.measure_coupling import ShownDiagnosis
 from rosu_llm.training.config import MethodArguments
 from tests.analysis.quadratic import SIZE, Problem, collate, quadratic_losses, symmetric
 
@@ -31,7 +31,7 @@ def make(seed: int = 0, shift: float = 1.5, curvature: float = 0.3) -> Problem:
     )
 
 
-def measure(problem: Problem, **options: Any) -> Diagnosis:
+def measure(problem: Problem, **options: Any) -> ShownDiagnosis:
     plan = {"pairs": 5, "forget_batch_size": 3, "retain_batch_size": 4, "rhos": RHOS, "points": 4, **options}
     tau = plan.pop("tau", 1e-8)
     with quadratic_losses(problem) as (forget_loss, retain_loss):
@@ -76,9 +76,9 @@ class Truth:
 
 
 def truths(problem: Problem, seed: int = 0, tau: float = 1e-8, pairs: int = 5) -> list[Truth]:
-    plan = Plan(pairs=pairs, forget_batch_size=3, retain_batch_size=4, seed=seed)
+    plan = CouplingPlan(pairs=pairs, forget_batch_size=3, retain_batch_size=4, seed=seed)
     samples = {part: problem.samples(part) for part in ("forget", "retain")}
-    draw = Windows(problem.model(), samples, {}, plan, collate, lambda batch: batch).draw
+    draw = PairWindows(problem.model(), samples, {}, plan, collate, lambda batch: batch).draw
     return [Truth(problem, draw("forget", pair), draw("retain", pair), tau) for pair in range(1, pairs + 1)]
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from rosu_llm.analysis.coupling.measure import measure_coupling
-from rosu_llm.analysis.coupling.parts import Layout, part_of
-from rosu_llm.analysis.coupling.windows import Plan, Windows
+from rosu_llm import measure_coupling
+from rosu_llm.analysis.coupling.pairs import CouplingPlan, PairWindows
+from rosu_llm.analysis.coupling.parts import ModelParts, part_of
 from rosu_llm.data.pairing import ForgetRetainCollator
 from rosu_llm.errors import ConfigError, DataError, NonFiniteError
 from rosu_llm.losses import COUNT, token_nll
+from rosu_llm.representation.config import RepresentationArguments
 from rosu_llm.training.config import MethodArguments
 from tests.models import CleanLM, flat, samples, tiny_llama
 
@@ -124,8 +125,10 @@ def test_gradients_are_those_of_the_losses_on_the_drawn_samples() -> None:
     forget, retain = samples(8, seed=1), samples(9, seed=2)
 
     def gradient(data: Any, part: str) -> torch.Tensor:
-        plan = Plan(pairs=2, forget_batch_size=3, retain_batch_size=4)
-        windows = Windows(model, {"forget": forget, "retain": retain}, {}, plan, ForgetRetainCollator(), lambda b: b)
+        plan = CouplingPlan(pairs=2, forget_batch_size=3, retain_batch_size=4)
+        windows = PairWindows(
+            model, {"forget": forget, "retain": retain}, {}, plan, ForgetRetainCollator(), lambda b: b
+        )
         batch = ForgetRetainCollator()([data[i] for i in windows.draw(part, 1)])
         loss = token_nll(model(**batch).logits, batch["labels"]).sum() / COUNT["token"](batch)
         return flat(torch.autograd.grad(loss, list(model.parameters())))
@@ -140,15 +143,15 @@ def test_gradients_are_those_of_the_losses_on_the_drawn_samples() -> None:
 
 def test_processes_share_a_batch_between_them() -> None:
     data = {"forget": [{"input_ids": [i]} for i in range(9)], "retain": [{"input_ids": [i]} for i in range(9)]}
-    plan = Plan(pairs=1, forget_batch_size=5, retain_batch_size=7, micro_batch_size=2)
+    plan = CouplingPlan(pairs=1, forget_batch_size=5, retain_batch_size=7, micro_batch_size=2)
     for part, sizes in (("forget", [[2, 1], [2]]), ("retain", [[2, 2], [2, 1]])):
-        ranks = [Windows(nn.Module(), data, {}, plan, list, list, rank=i, world=2) for i in range(2)]
+        ranks = [PairWindows(nn.Module(), data, {}, plan, list, list, rank=i, world=2) for i in range(2)]
         shares = [windows.batches(part, 1) for windows in ranks]
         assert [[len(batch) for batch in share] for share in shares] == sizes
         taken = [sample["input_ids"][0] for share in shares for batch in share for sample in batch]
         assert sorted(taken) == sorted(ranks[0].draw(part, 1))
     with pytest.raises(ConfigError, match="leaves some of the 6 processes without a sample"):
-        Windows(nn.Module(), data, {}, plan, list, list, rank=0, world=6)
+        PairWindows(nn.Module(), data, {}, plan, list, list, rank=0, world=6)
 
 
 @pytest.mark.parametrize("forget_loss", ["npo", "simnpo"])
@@ -207,7 +210,7 @@ def test_names_tell_layer_and_kind(name: str, part: tuple[int | None, str]) -> N
 
 
 def test_tied_parameters_are_one_part() -> None:
-    layout = Layout.of(tiny_llama(tie_word_embeddings=True))
+    layout = ModelParts.of(tiny_llama(tie_word_embeddings=True))
     assert (None, "lm_head") not in layout.parts
     assert (None, "embedding") in layout.parts
 
@@ -237,7 +240,7 @@ def test_too_few_samples_are_refused(options: dict[str, Any], words: str) -> Non
         ({"pairs": 0}, "pairs=0"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"points": -1}, "points=-1"),
-        ({"method_args": MethodArguments(forget_loss="representation", retain_loss="representation")}, "rosu diagnose"),
+        ({"method_args": RepresentationArguments()}, "rosu diagnose"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:

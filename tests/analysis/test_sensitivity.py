@@ -8,20 +8,27 @@ from typing import Any
 
 import pytest
 
+from rosu_llm.analysis.finished_runs import read_results
 from rosu_llm.analysis.sensitivity import CLOUD, PAPER_LABEL, sensitivity
-from rosu_llm.analysis.sensitivity_results import read_results
 from rosu_llm.errors import DataError
-from rosu_llm.experiments.store import DONE, FAILED, Record, Store, cell_key
-from rosu_llm.presentation.sensitivity import axis_plot, sensitivity_markdown, trajectory_plot
+from rosu_llm.experiments.attempt import DONE, FAILED, CellStore, Record, cell_key
+from rosu_llm.presentation.audits import sensitivity_section, trajectories
+from rosu_llm.presentation.drawing import png
+from rosu_llm.presentation.writers import markdown
 
 TASK = {"task": "demo", "hidden": 32}
+
+
+def page(document: dict[str, Any]) -> str:
+    return markdown.section(sensitivity_section(document))
 
 
 def put(folder: Path, settings: dict[str, Any], seed: int = 0, task: Any = None, **metrics: float) -> Record:
     task = task or TASK
     key = cell_key(task, settings, seed)
-    record = Record(key, "row", seed, DONE, metrics, task=task, settings=settings, model=f"models/{key}")
-    Store(folder / "cells").put(record)
+    model = f"models/{key}"
+    record = Record(DONE, metrics, key=key, label="row", seed=seed, task=task, settings=settings, model=model)
+    CellStore(folder / "cells").put(record)
     return record
 
 
@@ -49,10 +56,10 @@ def test_lines_of_a_store_are_means_over_seeds(tmp_path: Path) -> None:
             for seed in (0, 1):
                 put(tmp_path, {"rho": rho, "kappa": kappa}, seed, retain_em=rho + kappa + seed, forget_em=0.5)
     put(tmp_path, {"rho": 0.7, "kappa": 0.9}, 0, retain_em=9.0, forget_em=9.0)  # alone on its line
-    Store(tmp_path / "cells").put(Record("f" * 16, "row", 0, FAILED, error="no", task=TASK, settings={"rho": 9.0}))
-    Store(tmp_path / "cells").put(
-        Record("e" * 16, "before", 0, DONE, {"retain_em": 1.0}, task=TASK, settings={"reference": "before"})
-    )
+    store = CellStore(tmp_path / "cells")
+    store.put(Record(FAILED, error="no", key="f" * 16, label="row", seed=0, task=TASK, settings={"rho": 9.0}))
+    reference = {"key": "e" * 16, "label": "before", "seed": 0, "settings": {"reference": "before"}}
+    store.put(Record(DONE, {"retain_em": 1.0}, task=TASK, **reference))
     document = sensitivity(read_results([tmp_path]))
     assert document["measures"] == ["retain_em", "forget_em"] and document["paper"] == {}
     assert document["references"] == {"before": {"retain_em": 1.0}}
@@ -65,10 +72,9 @@ def test_lines_of_a_store_are_means_over_seeds(tmp_path: Path) -> None:
     assert any("1 failed cells left out" in note for note in document["notes"])
     assert any("No two runs differ in retain batch size" in note for note in document["notes"])
     assert any("paper's table on ρ is in TOFU's measures" in note for note in document["notes"])
-    text = sensitivity_markdown(document)
+    text = page(document)
     assert "| 0.2 | κ = 0.3 | 1.000 ± 0.707 | 0.500 ± 0.000 | 2 |" in text and PAPER_LABEL not in text
-    axis_plot(document, "rho", tmp_path / "rho.png")
-    assert (tmp_path / "rho.png").stat().st_size > 5_000
+    assert all(len(png(figure)) > 5_000 for figure in sensitivity_section(document).figures)
 
 
 def test_the_retain_batch_size_counts_the_whole_window(tmp_path: Path) -> None:
@@ -84,7 +90,9 @@ def test_the_retain_batch_size_counts_the_whole_window(tmp_path: Path) -> None:
         put(tmp_path / "other", settings, retain_em=0.1)
     document = sensitivity(read_results([tmp_path / "other"]))
     assert [point["x"] for point in document["axes"]["retain_batch"][0]["points"]] == [6.0, 24.0]
-    assert document["axes"]["retain_batch"][0]["line"] == "" and "| 24 | this task |" in sensitivity_markdown(document)
+    assert document["axes"]["retain_batch"][0]["line"] == "" and "| 24 | this task |" in markdown.section(
+        sensitivity_section(document)
+    )
 
 
 def test_a_sweep_stands_beside_the_paper(tmp_path: Path) -> None:
@@ -106,9 +114,9 @@ def test_a_sweep_stands_beside_the_paper(tmp_path: Path) -> None:
     }
     assert [row["Util"] for row in document["paper"]["rho"]] == [0.81, 0.78, 0.73, 0.80, 0.82, 0.81, 0.76]
     assert [row["Priv"] for row in document["paper"]["rho"]] == [1.0, 1.0, 0.98, 0.93, 0.74, 0.92, 0.82]
-    text = sensitivity_markdown(document)
+    text = page(document)
     assert f"| 0.4 | {PAPER_LABEL} | 0.52 | 0.38 | 0.82 | – |" in text and "2 trials without scores" in text
-    axis_plot(document, "rho", tmp_path / "rho.png")
+    assert all(len(png(figure)) > 5_000 for figure in sensitivity_section(document).figures)
     json.dumps(document, allow_nan=False)
 
 
@@ -127,7 +135,7 @@ def test_a_random_search_is_a_cloud(tmp_path: Path) -> None:
     document = sensitivity(read_results([sweep(tmp_path / "s", trials) / "trials.json"]))
     (line,) = document["axes"]["rho"]
     assert line["line"] == CLOUD and len(line["points"]) == 5
-    axis_plot(document, "rho", tmp_path / "rho.png")
+    assert all(len(png(figure)) > 5_000 for figure in sensitivity_section(document).figures)
 
 
 def test_trajectories_are_read_where_logs_were_kept(tmp_path: Path) -> None:
@@ -142,15 +150,14 @@ def test_trajectories_are_read_where_logs_were_kept(tmp_path: Path) -> None:
     assert [run["x"] for run in document["trajectories"]] == [8.0, 16.0]
     assert document["trajectories"][1]["loss/forget"] == [2.0, 4.0]
     assert document["trajectories"][0]["loss/retain"] == [1.0, None]
-    trajectory_plot(document, tmp_path / "t.png")
-    assert (tmp_path / "t.png").stat().st_size > 5_000
+    assert len(png(trajectories(document))) > 5_000
 
 
 def test_tasks_are_not_joined_and_nothing_is_not_plotted(tmp_path: Path) -> None:
     for name, hidden in (("a", 32), ("b", 64), ("c", 32)):
         put(tmp_path / name, {"rho": 0.2}, task={"task": "demo", "hidden": hidden}, retain_em=0.5)
     put(tmp_path / "c", {"rho": 0.4}, retain_em=0.7)
-    assert len(read_results([tmp_path / "a", tmp_path / "c"]).outcomes) == 3
+    assert len(read_results([tmp_path / "a", tmp_path / "c"]).runs) == 3
     with pytest.raises(DataError, match=r"different tasks \(hidden differ\).*one at a time"):
         read_results([tmp_path / "a", tmp_path / "b"])
     put(tmp_path / "b", {"rho": 0.4}, retain_em=0.7)

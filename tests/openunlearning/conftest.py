@@ -23,6 +23,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     from rosu_llm.losses import LOSSES
 
     monkeypatch.syspath_prepend(str(SOURCE))
+    import_module("rosu_llm.representation.losses")  # it stays imported, so what it registers must stay registered
     losses = dict(LOSSES)
     yield SimpleNamespace(trainer=import_module("trainer"), data=import_module("data"), configs=CONFIGS)
     for name in [n for n in sys.modules if n.partition(".")[0] in _THEIRS]:

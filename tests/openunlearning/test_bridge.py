@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rosu_llm.errors import ConfigError, DataError
-from rosu_llm.openunlearning.aliases import TRAINERS
-from rosu_llm.openunlearning.registration import Deferred, offer, register, trainer_module
+from rosu_llm.openunlearning.registration import TRAINERS, Deferred, offer, register, trainer_module
 from tests.openunlearning.standin_run import build
 
 
@@ -105,7 +104,7 @@ def test_data_without_a_retain_part(checkout: SimpleNamespace, tmp_path: Path) -
 
 
 def test_looking_at_the_data_draws_no_random_number(checkout: SimpleNamespace, tmp_path: Path) -> None:
-    from rosu_llm.openunlearning.data import check_parts
+    from rosu_llm.openunlearning.bridge import check_parts
 
     trainer = build(checkout, tmp_path, "trainer=ROSU")
     state = torch.get_rng_state()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rosu_llm.geometry import METHODS
-from rosu_llm.openunlearning.aliases import NATIVE, TRAINERS
-from rosu_llm.openunlearning.arguments import HOLDOUT, read_method_args
+from rosu_llm.openunlearning.arguments import HOLDOUT, NATIVE, read_method_args
 from rosu_llm.openunlearning.losses import register_losses
+from rosu_llm.openunlearning.registration import TRAINERS
 from tests.conftest import ROOT
 from tests.openunlearning.standin_run import composed
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: |cos θ| below which the two perturbations are nearly one: they differ by less than about ρ/10
-#: (‖δ_rosu − δ_std‖ = ρ|cos θ|√(2/(1+sin θ))), and the outer objectives by as little (near-orthogonality).
+#: |cos θ| below which the two perturbations are nearly the same: they differ by less than about ρ/10
+#: (‖δ_rosu − δ_std‖ = ρ|cos θ|√(2/(1+sin θ))), and the outer objectives differ accordingly (near-orthogonality).
 WEAK = 0.1
-#: cos θ from which the standard perturbation does at least half the retain damage any step of its length could do.
+#: cos θ from which the standard perturbation does at least half of the most damage to L_r that its length allows.
 HIGH = 0.5
 #: sin θ below which retain-neutrality keeps less than a tenth of the first-order forget gain.
 COLLINEAR = 0.1
@@ -16,14 +16,15 @@ COLLINEAR = 0.1
 VANISHING = 0.01
 
 
-def advise(document: Mapping[str, Any]) -> tuple[str, str]:
-    """The regime's name, and a sentence that says what follows."""
-    coupling, settings = document["coupling"], document["settings"]
-    cosine, rho = coupling["cosine"]["mean"], settings["rho"]
-    shown = f"cos θ = {cosine:.2f}" + _spread(coupling["cosine"]["std"])
-    if coupling["forget_norm"]["median"] <= settings["eps_q"]:
+def advise(figures: Mapping[str, Any]) -> tuple[str, str]:
+    """The regime's name, and a sentence that says what follows, from the figures of ``diagnosis.json``."""
+    coupling, settings, pairs = figures["coupling"], figures["settings"], figures["pairs_used"]
+    cosine, rho, spread = coupling["cosine"]["mean"], settings["rho"], coupling["cosine"]["std"]
+    forget_norm, sine = coupling["forget_norm"]["median"], coupling["sine"]["median"]
+    shown = f"cos θ = {cosine:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+    if forget_norm <= settings["eps_q"]:
         return "vanishing", (
-            f"The forget gradient vanishes (‖f‖ = {coupling['forget_norm']['median']:.1e}): there is no direction to "
+            f"The forget gradient vanishes (‖f‖ = {forget_norm:.1e}): there is no direction to "
             "forget along; use another forget_loss, or check that the samples have answer tokens the model has learned."
         )
     if coupling["tau_residue"]["median"] >= VANISHING:
@@ -32,13 +33,11 @@ def advise(document: Mapping[str, Any]) -> tuple[str, str]:
             f"{settings['tau']:g}): nothing is protected to first order here; use tau_mode: relative, or another "
             "retain_loss (kl and representation start at their minimum, so this is expected of them before training)."
         )
-    half = coupling["fallbacks"] * 2 >= document["pairs_used"]
-    if half or coupling["sine"]["median"] < COLLINEAR:
+    if coupling["fallbacks"] * 2 >= pairs or sine < COLLINEAR:
         return "collinear", (
-            f"Forget and retain gradients are nearly parallel ({shown}, {coupling['fallbacks']} of "
-            f"{document['pairs_used']} pairs would fall back to plain retain descent): a retain-neutral step keeps "
-            f"only {coupling['sine']['median']:.0%} of the forget gain; give more specific forget data or a larger "
-            "retain batch."
+            f"Forget and retain gradients are nearly parallel ({shown}, {coupling['fallbacks']} of {pairs} pairs would "
+            f"fall back to plain retain descent): a retain-neutral step keeps only {sine:.0%} of the forget gain; give "
+            "more specific forget data or a larger retain batch."
         )
     if cosine <= -WEAK:
         return "negative", (
@@ -51,27 +50,20 @@ def advise(document: Mapping[str, Any]) -> tuple[str, str]:
             f"Weak coupling ({shown}): standard and retain-neutral perturbations are nearly the same, so expect ROSU "
             "to match standard min–max rather than to beat it."
         )
-    row = next(row for row in document["at_rho"] if row["rho"] == rho)
-    standard, neutral = (row[name]["retain_change"] for name in ("standard", "neutral"))
-    change = f"at ρ = {rho:g} the retain loss changes by {standard:+.3g} along the standard perturbation, "
-    change += f"{neutral:+.3g} along the retain-neutral one"
+    row = next(row for row in figures["at_rho"] if row["rho"] == rho)
+    end = figures["radius"]["mean_crossing"]
+    change = (
+        f"at ρ = {rho:g} the retain loss changes by {row['standard']['retain_change']:+.3g} along the standard "
+        f"perturbation, {row['neutral']['retain_change']:+.3g} along the retain-neutral one"
+    )
     if row["retain_gap"]["mean"] <= 0.0:
-        end = document["radius"]["mean_crossing"]
         lower = "" if end is None else f"; use ρ below {end:.2g}"
         return "curvature", (
             f"Curvature dominates ({shown}): {change}, so the first-order advantage is gone at this radius{lower}."
         )
     name, opening = ("high", "High coupling") if cosine >= HIGH else ("moderate", "Moderate coupling")
+    reach = f"at all radii measured (up to {figures['radius']['max_rho']:g})" if end is None else f"up to ρ ≈ {end:.2g}"
     return name, (
-        f"{opening} ({shown}): {change}, which keeps {coupling['sine']['mean']:.0%} of "
-        f"the first-order forget gain; retain-neutrality pays{_until(document['radius'])}."
+        f"{opening} ({shown}): {change}, which keeps {coupling['sine']['mean']:.0%} of the first-order forget gain; "
+        f"retain-neutrality pays {reach}."
     )
-
-
-def _spread(std: float | None) -> str:
-    return "" if std is None else f" ± {std:.2f}"
-
-
-def _until(radius: Mapping[str, Any]) -> str:
-    end = radius["mean_crossing"]
-    return f" up to ρ ≈ {end:.2g}" if end is not None else f" at all radii measured (up to {radius['max_rho']:g})"

@@ -1,22 +1,21 @@
 """Coupling by part of the model: which layer, which kind of matrix.
 
 ⟨f, r⟩, ‖f‖² and ‖r‖² are sums over parameters, so any partition of the parameters has its own cos θ, and its
-contribution ⟨f, r⟩_part/(‖f‖‖r‖) to the whole one; contributions add up to cos θ. Only running means and
-variances over pairs are kept.
+contribution ⟨f, r⟩_part/(‖f‖‖r‖) to that of the model; contributions add up to cos θ.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-#: How the usual architectures call a matrix, and what it is; a name that is not here stands for itself.
+#: Kind of a matrix → its names in common architectures; any other name is a kind of its own.
 KINDS = {
     "q": ("q_proj", "query", "wq"),
     "k": ("k_proj", "key", "wk"),
@@ -31,7 +30,7 @@ KINDS = {
     "lm_head": ("lm_head", "embed_out"),
 }
 _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
-#: Words of a name that say nothing about what a parameter is: wrappers, the adapter's name, the tensor itself.
+#: Words of a parameter's name that do not tell its kind: wrappers, the adapter's name, the tensor itself.
 _SILENT = {"weight", "bias", "module", "default", "base_layer", "_orig_mod", "modules_to_save"}
 _NORM = re.compile(r"norm|(^|_)ln(_|\d|$)", re.IGNORECASE)
 _ADAPTER = re.compile(r"lora_(embedding_)?([AB])")
@@ -62,7 +61,7 @@ def _place(part: tuple[int | None, str | None]) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModelParts:
     """The parts of a model's trainable parameters.
 
     Attributes:
@@ -76,99 +75,63 @@ class Layout:
     sizes: tuple[int, ...]
 
     @staticmethod
-    def of(model: nn.Module) -> Layout:
+    def of(model: nn.Module) -> ModelParts:
         """The parts of ``model``."""
-        found = {id(p): (part_of(name), _size(p)) for name, p in model.named_parameters() if p.requires_grad}
+        found = {id(p): (part_of(name), p) for name, p in model.named_parameters() if p.requires_grad}
         parts = sorted({part for part, _ in found.values()}, key=_place)
-        sizes = [sum(size for part, size in found.values() if part == wanted) for wanted in parts]
-        return Layout(tuple(parts), {key: parts.index(part) for key, (part, _) in found.items()}, tuple(sizes))
+        numbers = {key: parts.index(part) for key, (part, _) in found.items()}
+        sizes = [0] * len(parts)
+        for key, (_, p) in found.items():
+            sizes[numbers[key]] += int(getattr(p, "ds_numel", p.numel()))  # a ZeRO-3 parameter is empty between passes
+        return ModelParts(tuple(parts), numbers, tuple(sizes))
 
+    def coupling(
+        self, products: Sequence[NDArray[np.float64]], by: Literal["part", "kind", "layer"]
+    ) -> list[dict[str, Any]]:
+        """A row for every part, for every kind over all layers, or for every layer over all kinds.
 
-def _size(parameter: Any) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))  # a ZeRO-3 parameter is empty between passes
-
-
-class Running:
-    """Mean and variance of a stream of vectors (Welford); entries that are NaN are left out one by one."""
-
-    def __init__(self, size: int) -> None:
-        self.count = np.zeros(size)
-        self.mean = np.zeros(size)
-        self._squares = np.zeros(size)
-
-    def add(self, values: NDArray[np.float64]) -> None:
-        """Take in one vector."""
-        known = np.isfinite(values)
-        change = np.where(known, values - self.mean, 0.0)
-        self.count += known
-        self.mean += change / np.maximum(self.count, 1)
-        self._squares += change * np.where(known, values - self.mean, 0.0)
-
-    def rows(self) -> list[tuple[float | None, float | None]]:
-        """(mean, standard deviation) per entry; None where there is none."""
-        result: list[tuple[float | None, float | None]] = []
-        for n, mean, squares in zip(self.count, self.mean, self._squares, strict=True):
-            spread = float(np.sqrt(squares / (n - 1))) if n > 1 else None
-            result.append((float(mean) if n else None, spread))
-        return result
-
-
-class Grouping:
-    """Statistics over pairs for one partition of the parts: all of them, by kind, or by layer."""
-
-    def __init__(self, layout: Layout, keys: Iterable[tuple[int | None, str | None]]) -> None:
-        members = list(keys)
-        self._keys = sorted(set(members), key=_place)
-        self._group = np.array([self._keys.index(key) for key in members])
-        self._sizes = [
-            sum(n for n, key in zip(layout.sizes, members, strict=True) if key == wanted) for wanted in self._keys
-        ]
-        size = len(self._keys)
-        self._cosine, self._contribution = Running(size), Running(size)
-        self._forget, self._retain = Running(size), Running(size)
-
-    def add(self, products: NDArray[np.float64]) -> None:
-        """One pair: rows are parts, columns ‖f‖², ⟨f, r⟩, ‖r‖²."""
-        sums = np.zeros((len(self._keys), 3))
-        np.add.at(sums, self._group, products)
-        ff, fr, rr = sums.T
-        with np.errstate(divide="ignore", invalid="ignore"):  # a part without gradient has no cosine
-            self._cosine.add(np.clip(fr / np.sqrt(ff * rr), -1.0, 1.0))
-            self._contribution.add(fr / np.sqrt(ff.sum() * rr.sum()))
-            self._forget.add(ff / ff.sum())
-            self._retain.add(rr / rr.sum())
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One mapping per group, as it stands in the result file."""
-        columns = (self._cosine, self._contribution, self._forget, self._retain)
+        Args:
+            products: ‖f‖², ⟨f, r⟩ and ‖r‖² of every part, pair by pair.
+        """
+        members = [(layer if by != "kind" else None, kind if by != "layer" else None) for layer, kind in self.parts]
+        keys = sorted(set(members), key=_place)
+        group = np.array([keys.index(key) for key in members])
+        mean, std = _mean_and_std([_group_coupling(pair, group, len(keys)) for pair in products])
+        sizes = np.bincount(group, weights=self.sizes)
         return [
             {
                 "layer": layer,
                 "kind": kind,
-                "parameters": size,
-                "cosine": cosine[0],
-                "cosine_std": cosine[1],
-                "contribution": contribution[0],
-                "forget_share": forget[0],
-                "retain_share": retain[0],
+                "parameters": int(sizes[i]),
+                "cosine": mean[0, i],
+                "cosine_std": std[0, i],
+                "contribution": mean[1, i],
+                "forget_share": mean[2, i],
+                "retain_share": mean[3, i],
             }
-            for (layer, kind), size, cosine, contribution, forget, retain in zip(
-                self._keys, self._sizes, *(column.rows() for column in columns), strict=True
-            )
+            for i, (layer, kind) in enumerate(keys)
         ]
 
 
-class PartStatistics:
-    """Coupling by part, by kind and by layer, over pairs."""
+def _group_coupling(products: NDArray[np.float64], group: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+    """Cosine, contribution, share of ‖f‖² and share of ‖r‖² of every group; NaN where a gradient vanishes."""
+    sums = np.zeros((count, 3))
+    np.add.at(sums, group, products)
+    ff, fr, rr = sums.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosine = np.clip(fr / np.sqrt(ff * rr), -1.0, 1.0)
+        return np.stack([cosine, fr / np.sqrt(ff.sum() * rr.sum()), ff / ff.sum(), rr / rr.sum()])
 
-    def __init__(self, layout: Layout) -> None:
-        self.groupings = {
-            "by_part": Grouping(layout, layout.parts),
-            "by_kind": Grouping(layout, [(None, kind) for _, kind in layout.parts]),
-            "by_layer": Grouping(layout, [(layer, None) for layer, _ in layout.parts]),
-        }
 
-    def add(self, products: NDArray[np.float64]) -> None:
-        """One pair's products by part."""
-        for grouping in self.groupings.values():
-            grouping.add(products)
+def _mean_and_std(arrays: Sequence[NDArray[np.float64]]) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
+    """Over the finite values of each entry (Welford): None without values, and for the deviation with only one."""
+    count, average, squares = (np.zeros_like(arrays[0]) for _ in range(3))
+    for values in arrays:
+        known = np.isfinite(values)
+        change = np.where(known, values - average, 0.0)
+        count += known
+        average += change / np.maximum(count, 1)
+        squares += change * np.where(known, values - average, 0.0)
+    mean, std = average.astype(object), np.sqrt(squares / np.maximum(count - 1, 1)).astype(object)
+    mean[count < 1], std[count < 2] = None, None
+    return mean, std

@@ -2,111 +2,175 @@
 
 Does a direction that is neutral for a retain mini-batch stay neutral for the whole retain set? The error is bounded by
 the error of the mini-batch retain gradient and falls with its batch size (paper, fig:orth_violin).
+
+The trainer of a recipe prepares model and losses, so that layout, precision, adapter and normalisation are those of
+training; where its first step would begin the audit runs instead. No weight is changed.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
-import numpy as np
+import torch
 
+from ... import __version__
 from ...errors import ConfigError
-from .gradients import PairSource, Progress
-from .pairs import ROUNDING, PairError, draw_pair, pair_error
-from .store import PairStore
+from ...evaluation.model_identity import find_model, identity
+from ...recipes.prepare import Prepared, prepare
+from ...recipes.run import instead_of_training
+from ...recipes.settings import WITHOUT_OUTPUT, Recipe, build
+from ...training.preflight import preflight
+from ...training.window import PARTS
+from .gradients import Progress, choose_route, pair_source
+from .pairs import PairStore, cells, pair_error, stored_conditions
+from .samples import AuditedSet, OrthogonalityPlan, audited_set
 
 SCHEMA = "rosu/audit-orthogonality/1"
 
-#: The smallest retain batch of the default list, which doubles up to the retain set.
-SMALLEST = 4
+#: Settings on which gradients at the loaded model depend, beside the model and the samples.
+_SETTINGS = (
+    *("forget_loss", "retain_loss", "npo_beta", "simnpo_beta", "simnpo_delta", "dtype", "bf16", "fp16"),
+    *("lora_r", "lora_alpha", "lora_target_modules", "attn_implementation", "max_length"),
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is sampled.
+class OrthogonalityDocument(TypedDict):
+    """``audit_orthogonality.json``.
 
     Attributes:
-        forget, retain: samples in the two sets.
-        forget_batch: samples in a forget mini-batch.
-        sizes: samples in a retain mini-batch, one cell each; empty for the default.
+        config: the settings of the recipe on which gradients depend.
+        cells: the distributions of ε_orth and its bound, for each retain batch size.
     """
 
-    forget: int
-    retain: int
-    forget_batch: int
-    sizes: tuple[int, ...]
-    pairs: int
+    schema: str
+    model: str | None
+    config: dict[str, Any]
     seed: int
+    pairs: int
+    forget_batch_size: int
+    route: str
+    forget_samples: int
+    retain_samples: int
+    parameters: int
+    full_gradient_norm: float
+    cells: list[dict[str, Any]]
+    notes: list[str]
+    versions: dict[str, str]
 
 
-def make_plan(plan: Plan) -> Plan:
-    """The plan with its default sizes filled in, checked against the sets."""
-    if plan.pairs < 1:
-        raise ConfigError(f"--pairs {plan.pairs} must be at least 1 (the paper takes 500).")
-    sizes = tuple(sorted(set(plan.sizes))) or default_sizes(plan.retain)
-    asked = [("--forget-batch-size", plan.forget_batch, "forget", plan.forget)]
-    asked += [("--batch-sizes", size, "retain", plan.retain) for size in sizes]
-    for flag, size, name, count in asked:
-        if not 1 <= size <= count:
-            raise ConfigError(
-                f"{flag} {size} does not fit the {name} set of {count} samples, from which a batch is drawn without "
-                f"repetition: give 1 to {count}."
-            )
-    return replace(plan, sizes=sizes)
+def audit_orthogonality(
+    values: Mapping[str, Any],
+    out: Path,
+    progress: Progress,
+    *,
+    pairs: int = 500,
+    batch_sizes: Sequence[int] = (),
+    forget_batch_size: int | None = None,
+    per_sample: str = "auto",
+) -> OrthogonalityDocument | None:
+    """Measure into ``out``, or resume there; the result is returned on the first process only.
+
+    Args:
+        values: settings of ``rosu train``.
+        pairs: for every retain batch size.
+        batch_sizes: samples in a retain mini-batch; empty for 4, 8, 16, … as far as the retain set allows.
+        forget_batch_size: samples in a forget mini-batch; None for the recipe's window.
+        per_sample: ``auto``, ``yes`` or ``no``: compute all per-sample gradients once and keep them.
+    """
+    own = {"calibrate": "off", "holdout_data": None, "output_dir": str(out)}
+    recipe = build({**values, **WITHOUT_OUTPUT, **own})
+    _check(recipe)
+    config = recipe.config
+    window = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
+    config.gradient_accumulation_steps = 1
+    prepared = prepare(recipe)
+    trainer, loaded = prepared.trainer, prepared.loaded
+    sets = {name: audited_set(trainer, name, getattr(loaded, name)) for name in PARTS}
+    counts = {name: len(samples) for name, samples in sets.items()}
+    plan = OrthogonalityPlan(
+        **counts,
+        forget_batch=min(window, counts["forget"]) if forget_batch_size is None else forget_batch_size,
+        sizes=tuple(batch_sizes),
+        pairs=pairs,
+        seed=config.seed,
+    ).checked()
+    result = instead_of_training(trainer, lambda: _measure(prepared, sets, plan, per_sample, out, progress))
+    return result if trainer.is_world_process_zero() else None
 
 
-def default_sizes(retain: int) -> tuple[int, ...]:
-    """4, 8, 16, … as far as the retain set allows."""
-    sizes = [SMALLEST]
-    while 2 * sizes[-1] <= retain:
-        sizes.append(2 * sizes[-1])
-    return tuple(min(size, retain) for size in sizes)
+def _check(recipe: Recipe) -> None:
+    config = recipe.config
+    if recipe.representation_level:
+        raise ConfigError(
+            "The orthogonality audit is for next-token losses: at the model as loaded a representation-level retain "
+            "loss is zero, and so is its gradient. Set forget_loss and retain_loss to nll."
+        )
+    if config.loss("retain").reference == "logits":
+        raise ConfigError(
+            f"retain_loss={config.retain_loss!r} compares with the model as loaded, where its gradient vanishes: audit "
+            "with --retain-loss nll."
+        )
+    if config.reduction != "window_tokens":
+        raise ConfigError(
+            f"reduction={config.reduction!r} makes a batch's gradient depend on how it is split into micro-batches: "
+            "audit with --reduction window_tokens."
+        )
 
 
-def missing(plan: Plan, store: PairStore) -> bool:
-    """Whether a pair of the plan is not measured yet."""
-    return any((size, pair) not in store.pairs for size in plan.sizes for pair in range(plan.pairs))
-
-
-def measure_pairs(plan: Plan, source: PairSource, store: PairStore, progress: Progress) -> None:
-    """Measure every pair of the plan that the store does not have."""
-    total = len(plan.sizes) * plan.pairs
-    for i, size in enumerate(plan.sizes):
-        for pair in range(plan.pairs):
-            if (size, pair) not in store.pairs:
-                drawn = draw_pair(plan.seed, pair, (plan.forget, plan.forget_batch), (plan.retain, size))
-                store.put((size, pair), pair_error(source.gram(*drawn)))
-            progress("mini-batch pairs", i * plan.pairs + pair + 1, total)
-
-
-def cells(plan: Plan, pairs: Mapping[tuple[int, int], PairError], full_norm: float) -> list[dict[str, Any]]:
-    """The distributions of every retain batch size."""
-    return [_cell(size, [pairs[size, pair] for pair in range(plan.pairs)], full_norm) for size in plan.sizes]
-
-
-def _cell(size: int, found: Sequence[PairError], full_norm: float) -> dict[str, Any]:
-    used = [(pair.error, pair.bound) for pair in found if pair.error is not None]
-    error, bound = (np.array([row[i] for row in used]) for i in (0, 1))
-    return {
-        "retain_batch_size": size,
-        "pairs": len(found),
-        "used": len(used),
-        "degenerate": {why: sum(pair.degenerate == why for pair in found) for why in ("retain", "direction")},
-        "violations": int((error > bound + ROUNDING * full_norm).sum()),
-        "eps_orth": summary(error / full_norm),
-        "bound": summary(bound / full_norm),
-        "absolute": summary(error),
-        "absolute_bound": summary(bound),
-        "samples": {"eps_orth": (error / full_norm).tolist(), "bound": (bound / full_norm).tolist()},
+def _measure(
+    prepared: Prepared,
+    sets: Mapping[str, AuditedSet],
+    plan: OrthogonalityPlan,
+    per_sample: str,
+    out: Path,
+    progress: Progress,
+) -> OrthogonalityDocument:
+    trainer, arguments = prepared.trainer, prepared.recipe.arguments
+    first = trainer.is_world_process_zero()
+    shown = progress if first else lambda *_: None
+    path, matrix = out / "audit_orthogonality.jsonl", out / "audit_orthogonality.safetensors"
+    begun, space = stored_conditions(path), trainer.parameter_space()
+    started = None if begun is None else str(begun.get("route"))
+    route = choose_route(trainer, space, plan.forget + plan.retain, per_sample=per_sample, begun=started)
+    settings = {**vars(trainer.args), **vars(arguments)}
+    conditions: dict[str, Any] = {
+        "model": identity(find_model(str(arguments.model_name_or_path))),
+        **{name: samples.digest for name, samples in sets.items()},
+        "settings": {name: settings[name] for name in _SETTINGS},
+        "seed": plan.seed,
+        "forget_batch_size": plan.forget_batch,
+        "route": route,
+        "version": __version__,
     }
-
-
-def summary(values: Any) -> dict[str, float] | None:
-    """Percentiles, extremes and mean; None of nothing."""
-    if len(values) == 0:
-        return None
-    names = ("min", "p5", "p25", "median", "p75", "p95", "max")
-    found = np.percentile(values, (0, 5, 25, 50, 75, 95, 100))
-    return {**{name: float(value) for name, value in zip(names, found, strict=True)}, "mean": float(np.mean(values))}
+    trainer.accelerator.wait_for_everyone()  # all processes have read the file before the first one writes it
+    store = PairStore(path, conditions, writes=first)
+    trainer.accelerator.wait_for_everyone()
+    if store.full_norm is None or any(key not in store.pairs for key in plan.keys):
+        source = pair_source(trainer, space, sets, route, matrix, json.dumps(conditions, sort_keys=True), shown)
+        store.put_full_norm(source.full_norm)
+        for done, key in enumerate(plan.keys, start=1):
+            if key not in store.pairs:
+                store.put(key, pair_error(source.gram(*plan.draw(*key))))
+            shown("mini-batch pairs", done, len(plan.keys))
+        matrix.unlink(missing_ok=True)
+    assert store.full_norm is not None
+    data = {"forget_data": arguments.forget_data, "retain_data": arguments.retain_data}
+    return {
+        "schema": SCHEMA,
+        "model": arguments.model_name_or_path,
+        "config": {**data, **conditions["settings"]},
+        "seed": plan.seed,
+        "pairs": plan.pairs,
+        "forget_batch_size": plan.forget_batch,
+        "route": route,
+        "forget_samples": plan.forget,
+        "retain_samples": plan.retain,
+        "parameters": preflight(trainer.model, trainer.method_args.rule(), trainer.raw_optimizer()).trainable,
+        "full_gradient_norm": store.full_norm,
+        "cells": cells(plan, store.pairs, store.full_norm),
+        "notes": [],
+        "versions": {"rosu_llm": __version__, "torch": torch.__version__},
+    }

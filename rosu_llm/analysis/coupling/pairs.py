@@ -1,4 +1,4 @@
-"""Seeded mini-batch pairs as closures: the same samples whatever the number of processes and micro-batches."""
+"""The mini-batch pairs of a diagnosis: how many of which size, at which radii, and their samples as closures."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ RHOS = (0.1, 0.2, 0.4, 0.8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CouplingPlan:
     """What is measured.
 
     Args:
         pairs: number of mini-batch pairs.
         forget_batch_size, retain_batch_size: samples per batch, over all processes.
         micro_batch_size: samples per forward pass and process; None takes a batch at once.
-        rhos: radii that are reported.
+        rhos: radii with a row of their own in the result.
         rho: the radius the advice is about; the largest of ``rhos`` if None.
-        points: evenly spaced radii up to the largest at which losses are measured besides.
+        points: number of further, evenly spaced radii up to the largest at which losses are measured.
         seed: of the draws.
     """
 
@@ -69,7 +69,7 @@ class Plan:
         """All radii at which losses are measured, ascending."""
         highest = self.reported[-1]
         even = [highest * i / self.points for i in range(1, self.points + 1)]
-        # a radius that is there already up to rounding (0.1·3/3) is not measured twice
+        # An evenly spaced radius that equals a reported one up to rounding (0.1·3/3) is not measured twice.
         return sorted({*self.reported, *(x for x in even if all(abs(x - y) > 1e-9 * highest for y in self.reported))})
 
     def batch_size(self, part: str) -> int:
@@ -78,11 +78,11 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Draws pairs and turns them into closures.
+class PairWindows:
+    """Draws seeded pairs and turns them into closures: the same samples whatever the number of processes.
 
-    Pair k of a part is the start of a permutation that depends on (seed, part, k) alone; process p takes every
-    ``world``-th of its samples from p on.
+    The samples of pair k are the first ones of a permutation that depends on (seed, part, k) alone; process p takes
+    every ``world``-th of them from p on.
 
     Args:
         samples: the two data sets, with length and index.
@@ -94,7 +94,7 @@ class Windows:
     model: nn.Module
     samples: Mapping[str, Any]
     losses: Mapping[str, WindowLoss]
-    plan: Plan
+    plan: CouplingPlan
     collate: Callable[[Sequence[Any]], Any]
     prepare: Callable[[Any], Any]
     rank: int = 0
@@ -118,11 +118,13 @@ class Windows:
 
     def batches(self, part: str, pair: int) -> list[Any]:
         """This process's micro-batches of one part of pair ``pair`` (from 1)."""
-        samples = self.samples[part]
         mine = self.draw(part, pair)[self.rank :: self.world]
         step = self.plan.micro_batch_size or len(mine)
-        chunks = [mine[i : i + step] for i in range(0, len(mine), step)]
-        return [self.prepare(self.collate([samples[i] for i in chunk])) for chunk in chunks]
+        return [self.batch(part, mine[i : i + step]) for i in range(0, len(mine), step)]
+
+    def batch(self, part: str, numbers: Sequence[int]) -> Any:
+        """The samples with these numbers, collated and on the device."""
+        return self.prepare(self.collate([self.samples[part][i] for i in numbers]))
 
     def draw(self, part: str, pair: int) -> list[int]:
         """Which samples are in the batch, over all processes."""
@@ -132,7 +134,7 @@ class Windows:
         return order[: self.plan.batch_size(part)]
 
     def closures(self, part: str, pair: int) -> list[Closure]:
-        """The shares of the pair's loss, one per micro-batch; as many on every process."""
+        """The shares of the pair's loss, one per micro-batch, and the same number of them on every process."""
         largest = -(-self.plan.batch_size(part) // self.world)
         count = -(-largest // (self.plan.micro_batch_size or largest))
         return self.losses[part].closures(self.model, self.batches(part, pair), part, count)

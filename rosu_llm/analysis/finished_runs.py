@@ -1,4 +1,4 @@
-"""Finished runs of ``rosu ablate`` (``cells/*.json``) and ``rosu sweep`` (``trials.json``) under one form."""
+"""Finished runs of ``rosu ablate`` (``cells/*.json``) and ``rosu sweep`` (``trials.json``) in one form."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any
 
 from ..errors import DataError
 from ..evaluation.provenance import read_record
-from ..experiments.store import DONE, Store
-from ..presentation.demo import COLUMNS
+from ..experiments.attempt import ANSWER_COLUMNS, DONE, CellStore
 
 SWEEP, CELLS = "trials.json", "cells"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinishedRun:
     """One run.
 
     Attributes:
-        settings: of ``rosu train``, as far as they are recorded.
+        settings: of ``rosu train``, as far as recorded.
         measures: figures by name.
         seed: of the run; runs that differ in it alone are averaged.
-        logs: its ``trainer_state.json``, if it was kept.
+        logs: its ``trainer_state.json``, if kept.
     """
 
     settings: Mapping[str, Any]
@@ -34,24 +33,24 @@ class Outcome:
 
 
 @dataclass
-class Results:
+class FinishedRuns:
     """All runs of one task.
 
     Attributes:
         task: what they have in common; figures of different tasks cannot be compared.
-        headings: name of a measure → how to write it.
-        references: models that are no run (before, retrained) → their measures.
+        headings: name of a measure → its title in tables and plots.
+        references: measures of models to compare with (before unlearning, retrained), by label.
     """
 
     task: dict[str, Any]
-    outcomes: list[Outcome] = field(default_factory=list)
+    runs: list[FinishedRun] = field(default_factory=list)
     headings: dict[str, str] = field(default_factory=dict)
     references: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def read_results(paths: Sequence[Path]) -> Results:
-    """The runs below all ``paths``; refuses to join tasks."""
+def read_results(paths: Sequence[Path]) -> FinishedRuns:
+    """The runs below all ``paths``, which must belong to one task."""
     if not paths:
         raise DataError("No results were given: name the folder of a rosu sweep or rosu ablate.")
     found = [_read(path) for path in paths]
@@ -63,15 +62,15 @@ def read_results(paths: Sequence[Path]) -> Results:
                 f"{paths[0]} and {path} are results of different tasks ({', '.join(differing)} differ), whose figures "
                 "cannot be compared: plot them one at a time."
             )
-        first.outcomes += other.outcomes
+        first.runs += other.runs
         first.notes += other.notes
         first.references |= other.references
-    if not first.outcomes:
+    if not first.runs:
         raise DataError(f"No finished run in {', '.join(map(str, paths))}: there is nothing to plot yet.")
     return first
 
 
-def _read(path: Path) -> Results:
+def _read(path: Path) -> FinishedRuns:
     sweep = path / SWEEP if path.is_dir() else path
     if sweep.name == SWEEP and sweep.is_file():
         return _read_sweep(sweep)
@@ -83,12 +82,12 @@ def _read(path: Path) -> Results:
     )
 
 
-def _read_sweep(path: Path) -> Results:
+def _read_sweep(path: Path) -> FinishedRuns:
     content = read_record(path)
     recipe = content.get("recipe", {})
     task = {"task": content.get("task"), "measured": "scores"}
     task |= {name: recipe.get(name) for name in ("model_name_or_path", "forget_data", "retain_data")}
-    results = Results(task, headings=dict(content.get("headings", {})))
+    results = FinishedRuns(task, headings=dict(content.get("headings", {})))
     for name, reference in content.get("references", {}).items():
         results.references[name] = _numbers(reference.get("scores", {}))
     unfinished = 0
@@ -99,14 +98,14 @@ def _read_sweep(path: Path) -> Results:
             continue
         settings = {**recipe, **trial["settings"]}
         logs = _logs(path.parent, trial.get("model"))
-        results.outcomes.append(Outcome(settings, measures, int(content.get("seed", 0)), logs))
+        results.runs.append(FinishedRun(settings, measures, int(content.get("seed", 0)), logs))
     if unfinished:
         results.notes.append(f"{path.parent.name}: {unfinished} trials without scores (failed, pruned, …) left out.")
     return results
 
 
-def _read_cells(folder: Path) -> Results:
-    store = Store(folder)
+def _read_cells(folder: Path) -> FinishedRuns:
+    store = CellStore(folder)
     records = [record for file in sorted(folder.glob("*.json")) if (record := store.get(file.stem)) is not None]
     tasks = {json.dumps(record.task, sort_keys=True): record.task for record in records}
     if len(tasks) > 1:
@@ -114,7 +113,7 @@ def _read_cells(folder: Path) -> Results:
             f"{folder} holds cells of {len(tasks)} different tasks (other data, model or size), whose figures cannot "
             "be compared: keep each in a folder of its own."
         )
-    results = Results(next(iter(tasks.values()), {}), headings=dict(COLUMNS))
+    results = FinishedRuns(next(iter(tasks.values()), {}), headings=dict(ANSWER_COLUMNS))
     failed = 0
     for record in records:
         if record.status != DONE:
@@ -123,7 +122,7 @@ def _read_cells(folder: Path) -> Results:
             results.references.setdefault(record.label, dict(record.metrics))
         else:
             logs = _logs(folder.parent, record.model)
-            results.outcomes.append(Outcome(record.settings, _numbers(record.metrics), record.seed, logs))
+            results.runs.append(FinishedRun(record.settings, _numbers(record.metrics), record.seed, logs))
     if failed:
         results.notes.append(f"{folder.parent.name}: {failed} failed cells left out.")
     return results

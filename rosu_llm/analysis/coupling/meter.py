@@ -1,18 +1,15 @@
-"""The passes of one pair: two gradients, then losses at points along both perturbations. No weight stays changed.
+"""The passes of one pair: two gradients, then losses at points along both perturbations. Weights are restored.
 
-Memory: f is captured, r stays where backward leaves it, and the perturbation has its backup of the weights: besides the
-gradient any training has, that is one gradient and one copy of the trainable weights. Losses at w+ρu need no gradient.
+Memory: f is captured, r stays in ``.grad``, and a perturbation keeps a backup of the weights. Beyond the gradient that
+any training needs, that is one gradient and one copy of the trainable weights. Losses at w+ρu need no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from math import isfinite, sqrt
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from ...errors import NonFiniteError
 from ...geometry import F, Gram, Inner, R, Rosu, Stabilizer, coupling
@@ -21,56 +18,50 @@ from ...space import ParameterSpace
 from ...space.parts import part_products
 from ...step import Closure
 from ...step.replay import RandomState
-from .pair import PairRecord, Ray
-from .parts import Layout
+from ...training.config import MethodArguments
+from ...training.window import PARTS
+from .pairs import PairWindows
+from .parts import ModelParts
+from .record import PairRecord, Ray
 
 #: ‖f‖², ⟨f, r⟩ and ‖r‖², the columns of the products by part.
 _PRODUCTS = (("f", "f"), ("f", "r"), ("r", "r"))
 
-#: Step of the central difference in units of the smallest ρ: the curvature at w, not that of the whole segment.
+#: Step of the central difference in units of the smallest ρ: short, as the curvature at w is wanted.
 CURVATURE_STEP = 0.25
 
 
 class PairMeter:
-    """Measures one pair after the other in a parameter space.
+    """Measures one pair after the other.
 
     Args:
+        windows: the pairs, and the model.
         space: where weights and gradients live.
-        layout: the parts of the model.
-        rhos: radii at which losses are measured, ascending.
-        stabilizer, eps_q: τ and ε_q of the projection.
-        devices: devices whose random state the model may use.
-        mean_over_ranks: averages a small float64 tensor over processes.
+        settings: τ and ε_q of the projection.
         dtype: the type the model computes in, for the size of rounding errors.
     """
 
     def __init__(
-        self,
-        space: ParameterSpace,
-        layout: Layout,
-        rhos: Sequence[float],
-        *,
-        stabilizer: Stabilizer,
-        eps_q: float,
-        devices: Iterable[torch.device],
-        mean_over_ranks: Callable[[Tensor], Tensor],
-        dtype: torch.dtype,
+        self, windows: PairWindows, space: ParameterSpace, settings: MethodArguments, dtype: torch.dtype
     ) -> None:
-        self.space, self.layout, self.rhos = space, layout, tuple(rhos)
-        self._stabilizer = stabilizer
+        self._windows, self._space, self._rhos = windows, space, windows.plan.measured
+        self.parts = ModelParts.of(windows.model)
+        self._stabilizer = Stabilizer(settings.tau, settings.tau_mode)
         self._rules: dict[str, MinMax | Rosu] = {
-            "standard": MinMax(eps_q=eps_q),
-            "neutral": Rosu(tau=stabilizer.tau, tau_mode=stabilizer.mode, eps_q=eps_q),
+            "standard": MinMax(eps_q=settings.eps_q),
+            "neutral": Rosu(tau=settings.tau, tau_mode=settings.tau_mode, eps_q=settings.eps_q),
         }
-        self._random = RandomState.now(devices)
-        self._mean = mean_over_ranks
-        self._rounding = _rounding(dtype)
+        #: Every pass begins with the same random numbers.
+        self._random = RandomState.now({p.device for p in windows.model.parameters()})
+        # Relative rounding errors of a loss: 64 units in the last place, but one unit of a half-precision type. There
+        # the loss is still averaged in float32, over tokens whose errors partly cancel.
+        epsilon = torch.finfo(dtype).eps
+        self._rounding = epsilon if epsilon > 1e-4 else 64.0 * epsilon
 
-    def measure(
-        self, pair: int, forget: Sequence[Closure], retain: Sequence[Closure]
-    ) -> tuple[PairRecord, NDArray[np.float64]]:
-        """The pair's record, and ‖f‖², ⟨f, r⟩, ‖r‖² of each part; NonFiniteError where something is NaN or infinite."""
-        space = self.space
+    def measure(self, pair: int) -> PairRecord:
+        """The pair's record; NonFiniteError where something is NaN or infinite."""
+        forget, retain = (self._windows.closures(part, pair) for part in PARTS)
+        space = self._space
         space.begin()
         forget_loss = self._loss("forget", forget, backward=True)
         space.capture("f")
@@ -80,14 +71,16 @@ class PairMeter:
         bad = [name for name, vector in (("f", F), ("r", R)) if not isfinite(gram(vector, vector))]
         if bad:
             raise NonFiniteError(f"the gradient {' and '.join(bad)} has NaN or infinite entries")
-        products = part_products(space, _PRODUCTS, self.layout.numbers).numpy()
+        products = part_products(space, _PRODUCTS, self.parts.numbers).numpy()
+        # The perturbations of radius 1, as a training step would make them.
+        inners = {name: rule.inner(gram, 1.0) for name, rule in self._rules.items()}
         base = (forget_loss, retain_loss)
-        standard = self._ray("standard", gram, base, forget, retain)
-        neutral = self._ray("neutral", gram, base, forget, retain)
+        rays = {name: self._ray(name, inner, gram, base, forget, retain) for name, inner in inners.items()}
         geometry = coupling(gram, 1.0)
         retain_square = gram(R, R)
-        record = PairRecord(
+        return PairRecord(
             pair=pair,
+            rhos=self._rhos,
             forget_loss=forget_loss,
             retain_loss=retain_loss,
             cosine=geometry.cosine,
@@ -95,43 +88,38 @@ class PairMeter:
             forget_norm=gram.norm(F),
             retain_norm=sqrt(retain_square),
             retain_square=retain_square,
-            q_norm=self._inner("neutral", gram).direction_norm,
+            q_norm=inners["neutral"].direction_norm,
             residue=self._stabilizer.residue(retain_square),
             resolution=self._rounding * abs(retain_loss),
-            standard=standard,
-            neutral=neutral,
+            products=products,
+            **rays,
         )
-        return record, products
-
-    def _inner(self, name: str, gram: Gram) -> Inner:
-        """The perturbation of radius 1, as the training step would make it."""
-        return self._rules[name].inner(gram, 1.0)
 
     def _ray(
         self,
         name: str,
+        inner: Inner,
         gram: Gram,
         base: tuple[float, float],
         forget: Sequence[Closure],
         retain: Sequence[Closure],
     ) -> Ray | None:
-        inner = self._inner(name, gram)
         if inner.fallback:
             return None
-        forgets, retains, arrived = [], [], []
-        for rho in self.rhos:
-            with self.space.perturbed(rho * inner.delta, precise=inner.precise) as realized:
+        forgets, retains, realized = [], [], []
+        for rho in self._rhos:
+            with self._space.perturbed(rho * inner.delta, precise=inner.precise) as perturbation:
                 where = f" at ρ={rho:g} along the {name} perturbation"
                 forgets.append(self._loss("forget", forget, where=where) - base[0])
                 retains.append(self._loss("retain", retain, where=where) - base[1])
-                arrived.append(realized.fraction)
+                realized.append(perturbation.fraction)
         return Ray(
             retain_slope=gram.dot(R, inner.delta),
             forget_slope=gram.dot(F, inner.delta),
             retain=tuple(retains),
             forget=tuple(forgets),
             curvature=self._curvature(inner, base[1], retain),
-            realized=min(arrived),
+            realized=min(realized),
         )
 
     def _curvature(self, inner: Inner, base: float, retain: Sequence[Closure]) -> float:
@@ -139,10 +127,10 @@ class PairMeter:
 
         A central difference is free of third-order terms, and exact for quadratic losses.
         """
-        step = CURVATURE_STEP * self.rhos[0]
+        step = CURVATURE_STEP * self._rhos[0]
         changes = 0.0
         for sign in (1.0, -1.0):
-            with self.space.perturbed(sign * step * inner.delta, precise=inner.precise):
+            with self._space.perturbed(sign * step * inner.delta, precise=inner.precise):
                 changes += self._loss("retain", retain, where=f" at ρ={sign * step:g}") - base
         return changes / step**2
 
@@ -152,21 +140,12 @@ class PairMeter:
         total = torch.zeros(1, dtype=torch.float64)
         for i, closure in enumerate(closures):
             last = i + 1 == len(closures)
-            with self.space.micro_batch(last=last) if backward else torch.no_grad():
+            with self._space.micro_batch(last=last) if backward else torch.no_grad():
                 loss = closure()
                 if backward:
-                    self.space.backward(loss)
+                    self._space.backward(loss)
             total += loss.detach().to("cpu", torch.float64).reshape(1)
-        value = float(self._mean(total)[0])
+        value = float(self._windows.losses[part].mean_over_ranks(total)[0])
         if not isfinite(value):
             raise NonFiniteError(f"the {part} loss is {value}{where}")
         return value
-
-
-def _rounding(dtype: torch.dtype) -> float:
-    """Relative change of a loss that may be rounding: 64 units in the last place, or one of a half-precision type.
-
-    A loss computed in half precision is still averaged in float32, over tokens whose errors differ.
-    """
-    epsilon = torch.finfo(dtype).eps
-    return epsilon if epsilon > 1e-4 else 64.0 * epsilon
