@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from importlib.resources import files
+from string import Template
 from typing import Any
 
 from .. import __version__
 from ..errors import ConfigError
-from ..evaluation.provenance import Job, read_record
-from ..evaluation.results import FORGET_QUALITY, Result
-from ..evaluation.selection import best_by_agg_mu
+from ..evaluation.provenance import HydraRecord, read_record
+from ..evaluation.tofu.collection import best_by_agg_mu
+from ..evaluation.tofu.results import FORGET_QUALITY
 from ..evaluation.tofu.summary import MODEL_UTILITY
-from .tables import markdown
 from .tofu import Summarised, TofuTable
+from .writers.markdown import table as pipe_table
 
 TODO = "**TODO:**"
 PAPER = "Retain-Neutral Surrogates for Min–Max Unlearning"
 AUTHORS = "Junhao Cai, Dohun Kim, Dowon Kim, Sung Il Choi, Chengjun Jin, Juhyun Park, Changhee Joo"
+INSTALL = f"pip install rosu-llm=={__version__}"
 RULER = "#" * 100
 
 _ARGUMENTS = """learning_rate num_train_epochs warmup_epochs lr_scheduler_type weight_decay optim
@@ -31,127 +34,81 @@ _NOT_SEARCHED = ("task_name", "paths.", "hydra.", "model.model_args.pretrained_m
 
 def contribution(table: TofuTable, name: str) -> dict[str, str]:
     """File name → text, for the method ``name`` among the table's runs."""
-    runs = _runs_of(table, name)
-    at = best_by_agg_mu([name] * len(runs), [run.summary.agg_mu for run in runs])[name]
-    return {"README.md": _readme(name, runs, runs[at], table), "run.sh": _script(name, runs, runs[at], table)}
-
-
-def _runs_of(table: TofuTable, name: str) -> list[Summarised]:
     methods = dict.fromkeys(run.method for run in table.runs)
-    if len(methods) == 1:
-        return list(table.runs)
-    runs = [run for run in table.runs if run.method.lower() == name.lower()]
+    runs = [run for run in table.runs if len(methods) == 1 or run.method.lower() == name.lower()]
     if not runs:
         raise ConfigError(
             f"--name {name!r} is none of the methods of these runs ({', '.join(methods)}): give one of them, "
             "or runs of one method only."
         )
-    return runs
+    at = best_by_agg_mu([name] * len(runs), [run.summary.agg_mu for run in runs])[name]
+    return {"README.md": _readme(name, runs, runs[at], table), "run.sh": _script(name, runs, runs[at], table)}
 
 
 def _readme(name: str, runs: Sequence[Summarised], best: Summarised, table: TofuTable) -> str:
-    job, record = best.result.training, read_record(best.result.run / "rosu_run.json")
-    ours = job.uses_plugin and (best.result.trainer or "").startswith("ROSU")
-    lines = [
-        f"# {PAPER if ours else f'{name} ({TODO} title of the paper)'}",
-        "",
-        f"- Authors: {AUTHORS if ours else f'{TODO} authors'}",
-        f"- Link: {TODO} address of the paper",
-        "",
-        f"{TODO} a concise summary of the method and its contributions.",
-        *(
-            ["", f"The trainer comes from the package: `pip install rosu-llm=={__version__}`."]
-            if job.uses_plugin
-            else []
-        ),
-        "",
-        "# Setup",
-        "",
-        *_hyperparameters(job),
-        "",
-        *_search_space(runs, best),
-        "",
-        f"- **Computational Setup:** {_hardware(record)}{_effort(best.result)}",
-        f"- **DeepSpeed Configuration:** {_launcher(record)}",
-        f"- **Other Details:** {TODO} anything else that is crucial for reproducing the results, or delete this line.",
-        "",
-        "# Results",
-        "",
-        "Run `run.sh`. " + _leaderboard(best.result),
-        "",
-        markdown(table.table, bold=True),
-        f"{TODO} links to the unlearned model(s) and their `evals` folders.",
-        "",
-        "# Citation",
-        "",
-        f"{TODO} the BibTeX entry of the paper.",
-        "",
-    ]
-    return "\n".join(lines)
+    result, job = best.result, best.result.training
+    record, state = (read_record(result.run / file) for file in ("rosu_run.json", "trainer_state.json"))
+    ours = job.uses_plugin and (result.trainer or "").startswith("ROSU")
+    devices = record["devices"] if isinstance(record.get("devices"), list) else []
+    hardware = ", ".join(f"{devices.count(device)} × {device}" for device in dict.fromkeys(devices))
+    effort = ""
+    if "global_step" in state:
+        seconds = [entry["train_runtime"] for entry in state.get("log_history", []) if "train_runtime" in entry]
+        time = f" in {seconds[-1]:.0f} s of training" if seconds else ""
+        effort = f" {state['global_step']} optimizer steps{time}."
+    leaderboard = []  # the two figures of OpenUnlearning's
+    for metric in (FORGET_QUALITY, MODEL_UTILITY):
+        value = result.figures.get(metric)
+        leaderboard.append(f"{metric} {f'{value:.3g}' if value is not None else f'{TODO} not in the results'}")
+    known = {
+        "todo": TODO,
+        "title": PAPER if ours else f"{name} ({TODO} title of the paper)",
+        "authors": AUTHORS if ours else f"{TODO} authors",
+        "install": f"\nThe trainer comes from the package: `{INSTALL}`.\n" if job.uses_plugin else "",
+        "hyperparameters": _hyperparameters(job),
+        "search_space": _search_space(runs, best),
+        "hardware": f"{hardware}." if hardware else f"{TODO} type and number of GPUs (not recorded).",
+        "effort": effort,
+        "launcher": f"launched with `{record['launcher']}`."
+        if record.get("launcher")
+        else f"{TODO} launcher and DeepSpeed configuration (not recorded).",
+        "leaderboard": f"For the leaderboard ({result.split or 'split unknown'}): {', '.join(leaderboard)}.",
+        "table": pipe_table(table.table, bold=True),
+    }
+    template = files("rosu_llm.presentation") / "templates" / "contribution.md"
+    return Template(template.read_text(encoding="utf-8")).substitute(known)
 
 
-def _hyperparameters(job: Job) -> list[str]:
+def _hyperparameters(job: HydraRecord) -> str:
     arguments = job.get("trainer.args")
     if not isinstance(arguments, dict):
-        return [f"- **Hyperparameters:** {TODO} the run has no .hydra/config.yaml."]
+        return f"- **Hyperparameters:** {TODO} the run has no .hydra/config.yaml."
     method = job.get("trainer.method_args")
     settings: dict[str, Any] = {f"trainer.args.{key}": arguments[key] for key in _ARGUMENTS if key in arguments}
     settings |= {f"trainer.method_args.{k}": v for k, v in (method if isinstance(method, dict) else {}).items()}
     lines = ["- **Hyperparameters** of the selected run:", "", "  | setting | value |", "  |---|---|"]
-    return [*lines, *(f"  | `{key}` | {value} |" for key, value in settings.items())]
+    return "\n".join([*lines, *(f"  | `{key}` | {value} |" for key, value in settings.items())])
 
 
-def _search_space(runs: Sequence[Summarised], best: Summarised) -> list[str]:
+def _search_space(runs: Sequence[Summarised], best: Summarised) -> str:
     lines = [
         f"- **Search Space:** {len(runs)} run{'s' if len(runs) > 1 else ''}, selected by the highest "
         f"Agg_MU = HM(Mem, Util); no privacy figure was used. Selected: `{best.label}`."
     ]
     typed = [dict(word.split("=", 1) for word in run.result.training.overrides if "=" in word) for run in runs]
     if not all(typed):
-        return [*lines, f"  {TODO} ranges (not every run has a .hydra/overrides.yaml)."]
+        return f"{lines[0]}\n  {TODO} ranges (not every run has a .hydra/overrides.yaml)."
     for key in dict.fromkeys(key for overrides in typed for key in overrides):
         values = dict.fromkeys(overrides.get(key, "default") for overrides in typed)
         if len(values) > 1 and not key.startswith(_NOT_SEARCHED):
             lines.append(f"  - `{key}`: {', '.join(values)}")
-    return lines
-
-
-def _hardware(record: dict[str, Any]) -> str:
-    devices = record.get("devices")
-    if not isinstance(devices, list) or not devices:
-        return f"{TODO} type and number of GPUs (not recorded)."
-    counted = [f"{devices.count(device)} × {device}" for device in dict.fromkeys(devices)]
-    return ", ".join(counted) + "."
-
-
-def _effort(result: Result) -> str:
-    state = read_record(result.run / "trainer_state.json")
-    seconds = [entry["train_runtime"] for entry in state.get("log_history", []) if "train_runtime" in entry]
-    steps = f" {state['global_step']} optimizer steps" if "global_step" in state else ""
-    time = f" in {seconds[-1]:.0f} s of training" if seconds else ""
-    return f"{steps}{time}." if steps else ""
-
-
-def _launcher(record: dict[str, Any]) -> str:
-    launcher = record.get("launcher")
-    return (
-        f"launched with `{launcher}`." if launcher else f"{TODO} launcher and DeepSpeed configuration (not recorded)."
-    )
-
-
-def _leaderboard(result: Result) -> str:
-    """The two figures of OpenUnlearning's leaderboard."""
-    shown = []
-    for name in (FORGET_QUALITY, MODEL_UTILITY):
-        value = result.figures.get(name)
-        shown.append(f"{name} {f'{value:.3g}' if value is not None else f'{TODO} not in the results'}")
-    return f"For the leaderboard ({result.split or 'split unknown'}): {', '.join(shown)}."
+    return "\n".join(lines)
 
 
 def _script(name: str, runs: Sequence[Summarised], best: Summarised, table: TofuTable) -> str:
     lines = ["#!/bin/bash", f"# {name}: run inside an OpenUnlearning checkout.", "set -euo pipefail", ""]
     if best.result.training.uses_plugin:
-        lines += [f"pip install rosu-llm=={__version__}", ""]
+        lines += [INSTALL, ""]
     if table.references:
         lines += _section("Reference models")
     for model in reversed(table.references):  # the retain model first: the other's evaluation reads its results
@@ -178,7 +135,7 @@ def _commands(run: Summarised) -> list[str]:
     return [*lines, ""]
 
 
-def _command(job: Job, launcher: str, script: str, what: str) -> list[str]:
+def _command(job: HydraRecord, launcher: str, script: str, what: str) -> list[str]:
     if not job.overrides:
         return [f"# TODO: the command of the {what} is not recorded (no .hydra/overrides.yaml)"]
     words = [f"{launcher} src/{script}.py", *([f"--config-name={job.config_name}"] if job.config_name else [])]

@@ -1,97 +1,91 @@
-"""The demo's table, files and pictures."""
+"""The demo: its table, its frontier, the coupling along the runs, and answers."""
 
 from __future__ import annotations
 
 import json
-import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..experiments.demo.contenders import COMMON, CONTENDERS, LABELS
-from ..experiments.demo.run import SeedResult, average
+from ..experiments.demo.task import COLUMNS, LABELS, DemoDocument
 from ..files import write_atomically
-from .plots import PlotsUnavailableError, coupling_over_steps, frontier
-
-COLUMNS = {
-    "forget_prob": "forget prob",
-    "forget_em": "forget EM",
-    "retain_prob": "retain prob",
-    "retain_em": "retain EM",
-    "holdout_em": "holdout EM",
-    "mia_auc": "MIA AUC",
-    "seconds": "sec",
-}
+from .blocks import Figure, Row, Table, TableCell, number
+from .charts import Point, frontier
+from .curves import COSINE, RETAIN_LOSS, curves_figure, read_curve
+from .qualitative import Example
+from .writers import write_figures
+from .writers.markdown import table as pipe_table
 
 NOTE = (
     "forget EM and MIA AUC should match the gold row (not be as low as possible); retain should stay as before. "
     "* calibrated on people that no figure uses; not part of the paper's protocol."
 )
+#: Rows that are no method.
+REFERENCES = ("before", "retain_only")
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Any:
-    """A rich table of the rows."""
-    from rich.table import Table
+def label_of(method: Any) -> str:
+    """The method's name for readers."""
+    return LABELS.get(str(method), str(method))
 
-    title = "Forget ten fictitious people, keep the others"
-    result = Table(title=title, caption=NOTE, caption_justify="left", padding=(0, 0, 0, 1))
-    result.add_column("method", no_wrap=True)
-    for heading in COLUMNS.values():
-        result.add_column(heading, justify="right", min_width=6)
+
+def demo_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each model; a figure that is not there is a dash."""
+
+    def cell(key: str, value: Any) -> TableCell:
+        known = value if isinstance(value, int | float) else None
+        return TableCell(text=None if known is None else number(known, 1)) if key == "seconds" else TableCell(known)
+
+    made = [Row(label_of(row["method"]), tuple(cell(key, row.get(key)) for key in COLUMNS)) for row in rows]
+    caption = "Forget ten fictitious people, keep the others"
+    return Table(tuple(COLUMNS.values()), tuple(made), (NOTE,), caption=caption, digits=3)
+
+
+def demo_frontier(rows: Sequence[Mapping[str, Any]], places: Mapping[str, int] | None = None) -> Figure | None:
+    """What is still known of the forgotten against what is kept; ``places`` are the numbers of runs by label."""
+    points: list[Point] = []
     for row in rows:
-        values = [f"{row[key]:.1f}" if key == "seconds" else f"{row[key]:.3f}" for key in COLUMNS]
-        result.add_row(LABELS.get(row["method"], row["method"]), *values, end_section=row["method"] == "retain_only")
-    return result
+        label, x, y = label_of(row["method"]), row.get("forget_em"), row.get("retain_em")
+        if isinstance(x, int | float) and isinstance(y, int | float):
+            place = sum(not point.reference for point in points) if places is None else places.get(label)
+            known = {"reference": row["method"] in REFERENCES, "goal": row["method"] == "retain_only"}
+            points.append(Point(label, x, y, place, **known))
+    titles = ("forget set: answer tokens reproduced (goal: the gold model's)", "retain set: answer tokens reproduced")
+    return frontier("frontier", "Frontier: rosu demo", points, titles) if points else None
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The same table as markdown."""
-    lines = ["| method | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "---:|" * len(COLUMNS)]
-    for row in rows:
-        values = [f"{row[key]:.1f}" if key == "seconds" else f"{row[key]:.3f}" for key in COLUMNS]
-        lines.append(f"| {LABELS.get(row['method'], row['method'])} | " + " | ".join(values) + " |")
-    return "\n".join([*lines, "", NOTE, ""])
+def answers(entries: Sequence[Mapping[str, str]], split: str = "forget") -> tuple[Example, ...]:
+    """The questions of this split with the true answer and every model's."""
+    return tuple(
+        Example(
+            entry["question"],
+            entry["truth"],
+            tuple((label_of(name), text) for name, text in entry.items() if name not in ("split", "question", "truth")),
+        )
+        for entry in entries
+        if entry["split"] == split
+    )
 
 
-def write(results: Sequence[SeedResult], out: Path) -> list[Path]:
-    """Write results.json, table.md, answers.md and the plots; returns what was written."""
-    import torch
-    import transformers
-
-    rows = average(list(results))
-    content = {
-        "rows": rows,
-        "per_seed": [{"seed": r.seed, "rows": r.rows} for r in results],
-        "settings": {"common": COMMON, "methods": CONTENDERS},
-        "logs": {name: entries for name, entries in results[0].logs.items()},
-        "versions": {
-            "rosu_llm": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    written = [out / "results.json", out / "table.md", out / "answers.md"]
-    for path, text in zip(written, (json.dumps(content, indent=1), markdown(rows), answers(results[0])), strict=True):
-        write_atomically(path, text)
-    try:
-        frontier(rows, LABELS, out / "frontier.png")
-        coupling_over_steps(results[0].logs, LABELS, out / "coupling.png")
-        written += [out / "frontier.png", out / "coupling.png"]
-    except PlotsUnavailableError as error:
-        print(error)
-    return written
-
-
-def answers(result: SeedResult) -> str:
-    """Questions with the truth and every model's answer."""
+def write_demo(document: DemoDocument, out: Path) -> tuple[list[Path], str | None]:
+    """Write results.json, table.md, answers.md and the figures; returns the files, and why there are no figures."""
     lines = ["# Answers before and after", ""]
-    for entry in result.answers:
+    for entry in document["answers"]:
         lines += [f"**{entry['question']}** ({entry['split']})", ""]
-        for key, text in entry.items():
-            if key not in ("split", "question"):
-                lines.append(f"- {LABELS.get(key, key)}: {text}")
+        lines += [f"- {label_of(key)}: {text}" for key, text in entry.items() if key not in ("split", "question")]
         lines.append("")
-    return "\n".join(lines)
+    texts = {
+        "results.json": json.dumps(document, indent=1),
+        "table.md": pipe_table(demo_table(document["rows"])),
+        "answers.md": "\n".join(lines),
+    }
+    for name, text in texts.items():
+        write_atomically(out / name, text)
+    panels = {}
+    for quantity in (COSINE, RETAIN_LOSS):
+        logs = enumerate(document["logs"].items())
+        read = [read_curve(log, quantity.key, label_of(name), at) for at, (name, log) in logs]
+        panels[quantity] = [curve for curve in read if curve is not None]
+    figures = [demo_frontier(document["rows"]), curves_figure("coupling", "Coupling and retain loss", panels)]
+    written, problem = write_figures([figure for figure in figures if figure], out)
+    return [*(out / name for name in texts), *written], problem

@@ -1,4 +1,4 @@
-"""Answers to forget questions before and after unlearning, with what agrees with the truth told from what does not.
+"""Answers to forget questions before and after unlearning, with the words marked that agree with the true answer.
 
 As in the paper's qualitative figure: in every answer, words that follow the true answer are marked as agreeing, other
 words as differing. What the question says already and function words carry no knowledge and are left unmarked.
@@ -7,11 +7,10 @@ words as differing. What the question says already and function words carry no k
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import DataError
 from ..files import read_json
@@ -30,11 +29,10 @@ _FUNCTION_WORDS = frozenset(
 # Chat formats leave their role names in the decoded prompt once special tokens are gone.
 _BEFORE_QUESTION = re.compile(r"(?:<\|)?user(?:\|>)?\s*\n|\[INST\]|(?:^|\n)Question:", re.IGNORECASE)
 _AFTER_QUESTION = re.compile(r"(?:<\|)?assistant(?:\|>)?\s*$|\[/INST\]\s*$|\n\s*Answer:\s*$", re.IGNORECASE)
-_PIECE = re.compile(r"\w+|\W+")
+_WORD = re.compile(r"(\w+)")
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """One model's answer to one question; ``score`` is its ROUGE-L recall where that was measured."""
 
     question: str
@@ -43,16 +41,14 @@ class Answer:
     score: float | None = None
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A stretch of text of one kind: ``agrees``, ``differs`` or ``plain``."""
 
     text: str
     kind: str
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """One question with the true answer and what each model says, in the order of the models."""
 
     question: str
@@ -61,8 +57,7 @@ class Example:
     remark: str = ""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The examples shown, and how they were chosen."""
 
     examples: tuple[Example, ...]
@@ -75,18 +70,15 @@ def read_answers(path: Path) -> dict[str, Answer]:
     entries = metric.get("value_by_index") if isinstance(metric, Mapping) else None
     if not isinstance(entries, Mapping) or not entries:
         raise DataError(f"{path} holds no generated answers ({METRIC} with value_by_index): evaluate that metric.")
-    found = {str(key): _answer(entry) for key, entry in entries.items() if isinstance(entry, Mapping)}
-    return {key: answer for key, answer in found.items() if answer is not None}
-
-
-def _answer(entry: Mapping[str, Any]) -> Answer | None:
-    texts = [entry.get(key) for key in ("input", "ground_truth", "generation")]
-    if not all(isinstance(text, str) for text in texts):
-        return None
-    question, truth, generation = map(str, texts)
-    score = entry.get(SCORE)
-    usable = float(score) if isinstance(score, int | float) and 0 <= score <= 1 else None
-    return Answer(question_of(question), truth.strip(), generation.strip(), usable)
+    found = {}
+    for key, entry in entries.items():
+        parts: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
+        question, truth, text = (parts.get(name) for name in ("input", "ground_truth", "generation"))
+        if isinstance(question, str) and isinstance(truth, str) and isinstance(text, str):
+            score = parts.get(SCORE)
+            usable = float(score) if isinstance(score, int | float) and 0 <= score <= 1 else None
+            found[str(key)] = Answer(question_of(question), truth.strip(), text.strip(), usable)
+    return found
 
 
 def question_of(prompt: str) -> str:
@@ -105,8 +97,12 @@ def choose(before: Mapping[str, Answer] | None, after: Mapping[str, Mapping[str,
     models = ([("before", before)] if before else []) + list(after.items())
     if not models:
         return Choice((), "No model's answers are known.")
-    shared = [key for key in models[0][1] if _same_question([answers.get(key) for _, answers in models])]
-    change = {key: _change(before[key] if before else None, [a[key] for a in after.values()]) for key in shared}
+    everywhere = [key for key in models[0][1] if all(key in answers for _, answers in models)]
+    shared = [key for key in everywhere if len({answers[key].question for _, answers in models}) == 1]
+    change = {}  # mean drop of the score; one that was not measured counts as 0
+    for key in shared:
+        now = [answers[key].score or 0.0 for answers in after.values()]
+        change[key] = (before[key].score or 0.0 if before else 0.0) - sum(now) / max(1, len(now))
     largest = sorted(shared, key=lambda key: (-change[key], key))
     least = sorted(shared, key=lambda key: (abs(change[key]), key)) if before else largest[::-1]
     kept = max(1, count * 3 // 4)
@@ -116,88 +112,35 @@ def choose(before: Mapping[str, Answer] | None, after: Mapping[str, Mapping[str,
     other = "it changed least" if before else "it is highest"
     over = " on average over the runs" if len(after) > 1 else ""
     rest = f", then {len(steady)} where {other}" if steady else ""
-    return Choice(
-        tuple(_example(key, models) for key in [*telling, *steady]),
-        f"Of {len(shared)} questions asked of every model: the {len(telling)} whose {what}{over}{rest}. "
-        "Not a random sample.",
-    )
-
-
-def _same_question(answers: Sequence[Answer | None]) -> bool:
-    return all(answer is not None for answer in answers) and len({a.question for a in answers if a is not None}) == 1
-
-
-def _change(before: Answer | None, after: Sequence[Answer]) -> float:
-    """Mean drop of the score; a score that was not measured counts as 0."""
-    now = sum(answer.score or 0.0 for answer in after) / len(after) if after else 0.0
-    return (before.score or 0.0 if before else 0.0) - now
-
-
-def _example(key: str, models: Sequence[tuple[str, Mapping[str, Answer]]]) -> Example:
-    first = models[0][1][key]
-    scores = [(name, answers[key].score) for name, answers in models]
-    remark = ", ".join(f"{name} {score:.2f}" for name, score in scores if score is not None)
-    answers = tuple((name, answers[key].text) for name, answers in models)
-    return Example(first.question, first.truth, answers, f"ROUGE-L recall: {remark}" if remark else "")
+    examples = []
+    for key in [*telling, *steady]:
+        first, scores = models[0][1][key], [(name, answers[key].score) for name, answers in models]
+        remark = ", ".join(f"{name} {score:.2f}" for name, score in scores if score is not None)
+        said = tuple((name, answers[key].text) for name, answers in models)
+        examples.append(Example(first.question, first.truth, said, f"ROUGE-L recall: {remark}" if remark else ""))
+    how = f"Of {len(shared)} questions asked of every model: the {len(telling)} whose {what}{over}{rest}. "
+    return Choice(tuple(examples), f"{how}Not a random sample.")
 
 
 def mark(text: str, truth: str, question: str) -> list[Span]:
-    """``text`` in spans; for ``text == truth`` everything worth knowing agrees."""
-    pieces = _PIECE.findall(text)
-    words = [piece.lower() for piece in pieces if _is_word(piece)]
-    true = [piece.lower() for piece in _PIECE.findall(truth) if _is_word(piece)]
-    agreeing: set[int] = set()
-    for block in SequenceMatcher(None, true, words, autojunk=False).get_matching_blocks():
-        agreeing.update(range(block.b, block.b + block.size))
-    known = {piece.lower() for piece in _PIECE.findall(question)} | _FUNCTION_WORDS
+    """Split ``text`` into spans; where it equals ``truth``, every word that carries knowledge agrees.
+
+    Neighbouring words of one kind are one span, with the spaces between them (but no other sign) inside.
+    """
+    pieces = _WORD.split(text)  # words at odd places, what separates them at even ones
+    words, true, asked = ([word.lower() for word in _WORD.findall(of)] for of in (text, truth, question))
+    matches = SequenceMatcher(None, true, words, autojunk=False).get_matching_blocks()
+    agreeing = {at for block in matches for at in range(block.b, block.b + block.size)}
+    known = {*asked, *_FUNCTION_WORDS}
     kinds = [PLAIN if word in known else AGREES if at in agreeing else DIFFERS for at, word in enumerate(words)]
-    return _joined(pieces, kinds)
-
-
-def _is_word(piece: str) -> bool:
-    return piece[0].isalnum() or piece[0] == "_"
-
-
-def _joined(pieces: Sequence[str], kinds: Sequence[str]) -> list[Span]:
-    """Neighbouring words of one kind as one span, with the spaces between them (but no other sign) inside."""
     spans: list[Span] = []
-    left = iter(kinds)
-    for piece in pieces:
-        kind = next(left) if _is_word(piece) else PLAIN
+    for at, piece in enumerate(pieces):
+        kind = kinds[at // 2] if at % 2 else PLAIN
         if len(spans) > 1 and kind != PLAIN and spans[-1].text == " " and spans[-2].kind == kind:
             spans.pop()
             spans[-1] = Span(f"{spans[-1].text} {piece}", kind)
         elif spans and kind == PLAIN == spans[-1].kind and spans[-1].text != " ":
             spans[-1] = Span(spans[-1].text + piece, kind)
-        else:
+        elif piece:
             spans.append(Span(piece, kind))
     return spans
-
-
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~&$]|^(?:[+-]|#+)(?= )|(?<=^\d)[.)](?= ))")
-_SIGNS = {AGREES: "**", DIFFERS: "~~", PLAIN: ""}
-
-
-def escape_markdown(text: str) -> str:
-    """Text that markdown shows as it is, on one line, also inside a table."""
-    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
-
-
-def markdown(choice: Choice, *, level: int = 1) -> str:
-    """The examples under a heading of this level."""
-    lines = ["#" * level + " Answers before and after", "", choice.how, ""]
-    lines += [f"{LEGEND} **Bold** agrees, ~~struck~~ differs.", ""]
-    for example in choice.examples:
-        lines += [f"**Prompt:** {escape_markdown(example.question)}", ""]
-        for name, text in (("Ground truth", example.truth), *example.answers):
-            lines.append(f"- *{escape_markdown(name)}*: {_marked_markdown(text, example)}")
-        lines += ["", *([escape_markdown(example.remark), ""] if example.remark else [])]
-    return "\n".join(lines)
-
-
-def _marked_markdown(text: str, example: Example) -> str:
-    if not text.strip():
-        return "(empty)"
-    spans = mark(" ".join(text.split()), example.truth, example.question)
-    # not through escape_markdown as a whole: it would eat the spaces at a span's ends
-    return "".join(_SIGNS[s.kind] + _MARKDOWN.sub(r"\\\1", s.text) + _SIGNS[s.kind] for s in spans)

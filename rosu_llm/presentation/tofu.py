@@ -1,22 +1,25 @@
-"""The table of the paper from results: a row per run, the five scores, and below it what they rest on."""
+"""The paper's table from result files: a row per run, five scores, and notes on how they were computed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
-from ..evaluation.aggregates import auc_transform
-from ..evaluation.collection import check_comparable, unique_labels
-from ..evaluation.results import Result
-from ..evaluation.selection import best_by_agg_mu, describe, method_of
-from ..evaluation.tofu.summary import ATTACKS, COLUMNS, FLUENCY, MODEL_UTILITY, TofuSummary, summarise
-from .tables import Cell, Row, Table
+from ..evaluation.tofu.collection import best_by_agg_mu, check_comparable, describe, method_of, unique_labels
+from ..evaluation.tofu.document import FILES
+from ..evaluation.tofu.metrics import METRICS
+from ..evaluation.tofu.results import Result, read_result
+from ..evaluation.tofu.summary import ATTACKS, COLUMNS, FLUENCY, MODEL_UTILITY, TofuSummary, auc_transform, summarise
+from ..files import read_json
+from .blocks import Footnotes, Row, Table, TableCell
+from .writers import render, write_table
 
 ALL_METRICS = "+eval/tofu_metrics=[rosu_summary]"
 
 
-@dataclass(frozen=True)
-class Summarised:
+class Summarised(NamedTuple):
     """A run with its scores."""
 
     label: str
@@ -29,8 +32,7 @@ class Summarised:
         return self.result.trainer or method_of(self.label)
 
 
-@dataclass(frozen=True)
-class TofuTable:
+class TofuTable(NamedTuple):
     """All runs, the reference models, and the table of what is shown of them."""
 
     runs: tuple[Summarised, ...]
@@ -46,38 +48,34 @@ def tofu_table(
     transform: str = "range",
     best: bool = False,
     details: bool = False,
+    labels: Sequence[str] | None = None,
 ) -> TofuTable:
     """Summarise runs against their references.
 
     ``best`` keeps the run with the highest Agg_MU of each method, ``details`` adds Util as measured and the closeness
-    of each attack. Fluency is left out of Util only when nobody has it, so that a column never mixes two definitions;
-    the columns built on it then say so.
+    of each attack, ``labels`` name the runs (by default after their folders). Fluency is left out of Util only when
+    nobody has it, so that a column never mixes two definitions; the columns built on it then say so.
     """
     auc_transform(transform)
-    references = [reference for reference in (target, retain) if reference is not None]
-    check_comparable([*results, *references])
-    with_fluency = any(FLUENCY in result.figures for result in [*results, *references])
+    references = {name: result for name, result in (("Initial", target), ("Retain", retain)) if result is not None}
+    everything = [*results, *references.values()]
+    check_comparable(everything)
+    with_fluency = any(FLUENCY in result.figures for result in everything)
+    given = {"retain": retain.figures if retain else None, "target": target.figures if target else None}
 
     def summary(result: Result) -> TofuSummary:
-        return summarise(
-            result.figures,
-            retain=retain.figures if retain else None,
-            target=target.figures if target else None,
-            transform=transform,
-            with_fluency=with_fluency,
-        )
+        return summarise(result.figures, **given, transform=transform, with_fluency=with_fluency)
 
-    labels = unique_labels(results)
+    labels = labels or unique_labels(results)
     runs = tuple(Summarised(label, r, summary(r)) for label, r in zip(labels, results, strict=True))
-    shown, notes = runs, _notes([*results, *references], transform, target is not None, with_fluency)
+    shown, notes = runs, _notes(everything, transform, target is not None, with_fluency)
     if best:
         methods = [run.method for run in runs]
         winners = best_by_agg_mu(methods, [run.summary.agg_mu for run in runs])
         shown = tuple(Summarised(method, runs[at].result, runs[at].summary) for method, at in winners.items())
         notes.append(describe(winners, methods, labels))
-    named = [(name, result) for name, result in (("Initial", target), ("Retain", retain)) if result is not None]
-    models = tuple(Summarised(name, result, summary(result)) for name, result in named)
-    footnotes: list[str] = []
+    models = tuple(Summarised(name, result, summary(result)) for name, result in references.items())
+    footnotes = Footnotes()
     rows = [_row(model, footnotes, details, reference=True) for model in models]
     rows += [_row(run, footnotes, details) for run in shown]
     suffix = "" if with_fluency else " (MU only)"
@@ -87,18 +85,13 @@ def tofu_table(
     return TofuTable(runs, models, Table(columns, tuple(rows), tuple(notes), tuple(footnotes)))
 
 
-def _row(run: Summarised, footnotes: list[str], more: bool, *, reference: bool = False) -> Row:
-    cells = []
-    for column, value in run.summary.columns().items():
-        mark = None
-        if value is None:
-            text = _why(run, column)
-            if text not in footnotes:
-                footnotes.append(text)
-            mark = footnotes.index(text) + 1
-        cells.append(Cell(value, mark))
+def _row(run: Summarised, footnotes: Footnotes, more: bool, *, reference: bool = False) -> Row:
+    cells = [
+        TableCell(value, footnotes.mark(_why(run, column) if value is None else None))
+        for column, value in run.summary.columns().items()
+    ]
     if more:
-        cells += [Cell(run.summary.util_raw), *(Cell(run.summary.closeness.get(attack)) for attack in ATTACKS)]
+        cells += map(TableCell, (run.summary.util_raw, *map(run.summary.closeness.get, ATTACKS)))
     details = {
         "source": str(run.result.path),
         "inputs": dict(run.result.figures),
@@ -116,11 +109,8 @@ def _why(run: Summarised, column: str) -> str:
     text = f"{column} needs {', '.join(others)}" if others else f"{column} is unknown"
     if any(name in run.summary.columns() for name in others):
         return text + "."
-    how = []
-    if "the results of the retain model" in others:
-        how.append("give --retain")
-    if "the results of the initial model" in others:
-        how.append("give --target")
+    flags = {"the results of the retain model": "give --retain", "the results of the initial model": "give --target"}
+    how = [flag for need, flag in flags.items() if need in others]
     if any(not name.startswith(("the results", "an initial")) for name in others):
         how.append("evaluate without --metrics" if run.result.sidecar else f"evaluate with {ALL_METRICS}")
     return text + (f": {', '.join(how)}" if how else "") + (f" ({'; '.join(unusable)})" if unusable else "") + "."
@@ -140,17 +130,36 @@ def _notes(results: Sequence[Result], transform: str, relative: bool, with_fluen
         "and r on the retain model (the benchmark's own transform is unpublished)."
     )
     parts = f"HM({MODEL_UTILITY}, fluency)" if with_fluency else f"{MODEL_UTILITY} alone, as nobody measured {FLUENCY}"
-    notes.append(
-        f"Util: {parts}, "
-        + (
-            "relative to the initial model; so it enters Agg and Agg_MU."
-            if relative
-            else "raw, not relative to the initial model (give --target); so it enters Agg and Agg_MU."
-        )
-    )
+    scale = "relative to the initial model" if relative else "raw, not relative to the initial model (give --target)"
+    notes.append(f"Util: {parts}, {scale}; so it enters Agg and Agg_MU.")
     limits = {limit for result in results if (limit := result.sidecar.get("conditions", {}).get("limit"))}
     if limits:
         notes.append(f"LIMITED to the first {max(limits)} rows of each data set: a trial, not a benchmark result.")
     if any(result.derived_truth_ratio for result in results):
         notes.append("The truth ratio in Mem was formed from the losses per question in the files.")
     return notes
+
+
+def all_figures(path: Path) -> dict[str, float]:
+    """Metric → value, whatever the file has."""
+    entries = {name: e.get("agg_value") if isinstance(e, Mapping) else e for name, e in read_json(path).items()}
+    return {n: v for n, v in entries.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def write_evaluation(out: Path, *, retain: Path | None, target: Path | None, transform: str) -> str:
+    """Write ``table.*`` and ``figures.*`` into ``out`` from the results there and of the references; as markdown."""
+    files = {"Model": out / FILES[0], "Retain": retain, "Initial": target}
+    there = {name: path for name, path in files.items() if path is not None}
+    read = {name: read_result(path) for name, path in there.items()}
+    summary = tofu_table(
+        [read["Model"]], retain=read.get("Retain"), target=read.get("Initial"), transform=transform, details=True
+    )
+    found = {name: all_figures(path) for name, path in there.items()}
+    known = [metric for metric in METRICS if any(metric in figures for figures in found.values())]
+    rows = [Row(metric, tuple(TableCell(figures.get(metric)) for figures in found.values())) for metric in known]
+    notes = ("Names and definitions are OpenUnlearning's.",)
+    figures = Table(tuple(found), tuple(rows), notes, heading="metric", digits=4)
+    tables = {"table": replace(summary.table, digits=3), "figures": figures}
+    for stem, table in tables.items():
+        write_table(table, out / stem)
+    return "\n".join(render(table, "markdown") for table in tables.values())

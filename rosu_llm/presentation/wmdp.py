@@ -7,34 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, unknown
-from ..evaluation.wmdp.delta_score import CHANCE
-from ..evaluation.wmdp.run import SCHEMA
+from ..evaluation.wmdp.document import CHANCE, SCHEMA
 from ..files import read_json
-from .tables import Cell, Row, Table
+from .blocks import Footnotes, Row, Table, TableCell, printed
 
 FIGURES = ("ΔScore", "MMLU", "Bio", "Cyber")
 SCORES = ("mmlu", "wmdp_bio", "wmdp_cyber")
-DIGITS = 3
 
-#: The paper's figures for Zephyr-7B-β as printed, fractions: (ΔScore, MMLU, Bio, Cyber); its ablation prints no ΔScore.
-PAPER: dict[str, dict[str, tuple[float | None, float, float, float]]] = {
-    "table": {
-        "Base": (0.577, 0.581, 0.637, 0.440),
-        "SSD": (0.526, 0.407, 0.502, 0.350),
-        "SCRUB": (0.400, 0.512, 0.438, 0.393),
-        "LLMU": (0.624, 0.447, 0.595, 0.395),
-        "RMU": (0.101, 0.566, 0.310, 0.276),
-        "UAM": (0.077, 0.564, 0.293, 0.233),
-        "ROSU": (0.054, 0.570, 0.289, 0.246),
-    },
-    "ablation": {
-        "ROSU": (None, 0.570, 0.289, 0.246),
-        "zero-order": (None, 0.577, 0.420, 0.261),
-        "βδ only": (None, 0.255, 0.266, 0.246),
-        "ηv only": (None, 0.252, 0.251, 0.266),
-    },
-    "none": {},
-}
+#: The paper's rows for Zephyr-7B-β by the name of the table; its ablation prints no ΔScore.
+PAPER = {"table": printed("wmdp_table"), "ablation": printed("wmdp_ablation"), "none": {}}
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -54,41 +35,41 @@ def join(paths: Sequence[Path], paper: str = "table") -> Table:
     if paper not in PAPER:
         raise unknown("paper table", paper, PAPER)
     records = [read_record(path) for path in paths]
-    for path, record in zip(paths, records, strict=True):
-        _check_comparable(paths[0], records[0], path, record)
-    bases = _same_base(paths, records)
-    footnotes: list[str] = []
-    rows = [_base_row(bases[0])] if bases else []
+    base = _check_comparable(paths, records)
+    footnotes = Footnotes()
+    rows = [_base_row(base)] if base else []
     rows += [_run_row(record, path, footnotes) for path, record in zip(paths, records, strict=True)]
     rows += [
-        Row(f"{name} (paper)", tuple(map(Cell, (*figures, *[None] * len(FIGURES)))), True, {"source": "paper"})
+        Row(f"{name} (paper)", tuple(map(TableCell, (*figures, *[None] * len(FIGURES)))), True, {"source": "paper"})
         for name, figures in PAPER[paper].items()
     ]
     columns = (*FIGURES, *(f"± {name}" for name in FIGURES))
-    return Table(columns, tuple(rows), tuple(_notes(records, paper)), tuple(footnotes))
+    return Table(columns, tuple(rows), tuple(_notes(records, paper)), tuple(footnotes), digits=3)
 
 
-def _check_comparable(first_path: Path, first: Mapping[str, Any], path: Path, record: Mapping[str, Any]) -> None:
-    if first["limited"] != record["limited"]:
-        limits = [str(r["limited"] or "none") for r in (first, record)]
-        raise DataError(f"{first_path} has --limit {limits[0]}, {path} has --limit {limits[1]}: not comparable.")
-    mine, theirs = ({name: leaf["hash"] for name, leaf in r["leaves"].items()} for r in (first, record))
-    if mine != theirs:
-        name = min(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
-        raise DataError(f"{first_path} and {path} were not asked the same questions: they differ in {name}.")
-
-
-def _same_base(paths: Sequence[Path], records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _check_comparable(paths: Sequence[Path], records: Sequence[Mapping[str, Any]]) -> Any:
+    """Returns the base that the results have in common; None if none of them has one."""
+    first = records[0]
+    mine = {name: leaf["hash"] for name, leaf in first["leaves"].items()}
+    for path, record in zip(paths, records, strict=True):
+        if first["limited"] != record["limited"]:
+            limits = [str(r["limited"] or "none") for r in (first, record)]
+            raise DataError(f"{paths[0]} has --limit {limits[0]}, {path} has --limit {limits[1]}: not comparable.")
+        theirs = {name: leaf["hash"] for name, leaf in record["leaves"].items()}
+        if mine != theirs:
+            name = min(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+            raise DataError(f"{paths[0]} and {path} were not asked the same questions: they differ in {name}.")
     found = [(path, record["base"]) for path, record in zip(paths, records, strict=True) if record["base"]]
     for path, base in found[1:]:
-        if base["identity"] != found[0][1]["identity"]:
+        origin, common = found[0]
+        if base["identity"] != common["identity"]:
             raise DataError(
-                f"{found[0][0]} is relative to the base {found[0][1]['name']}, {path} to {base['name']}: "
-                "their ΔScores are not comparable. Join runs of one base."
+                f"{origin} is relative to the base {common['name']}, {path} to {base['name']}: their ΔScores are not "
+                "comparable. Join runs of one base."
             )
-        if base["scores"] != found[0][1]["scores"]:
-            raise DataError(f"{found[0][0]} and {path} hold different scores of their common base: evaluate one again.")
-    return [base for _, base in found]
+        if base["scores"] != common["scores"]:
+            raise DataError(f"{origin} and {path} hold different scores of their common base: evaluate one again.")
+    return found[0][1] if found else None
 
 
 def _base_row(base: Mapping[str, Any]) -> Row:
@@ -103,25 +84,21 @@ def _base_row(base: Mapping[str, Any]) -> Row:
     return Row(f"{base['label']} (base)", _cells(value, error, scores, None), False, details)
 
 
-def _run_row(record: Mapping[str, Any], path: Path, footnotes: list[str]) -> Row:
-    delta, footnote = record["delta_score"], None
-    if "missing" in delta:
-        text = f"ΔScore of {record['label']}: {delta['missing']}."
-        if text not in footnotes:
-            footnotes.append(text)
-        footnote = footnotes.index(text) + 1
+def _run_row(record: Mapping[str, Any], path: Path, footnotes: Footnotes) -> Row:
+    delta = record["delta_score"]
+    reason = f"ΔScore of {record['label']}: {delta['missing']}." if "missing" in delta else None
     limited = f" (limit {record['limited']})" if record["limited"] else ""
     details = {"source": "run", "file": str(path), "identity": record["model"]["identity"], "delta_score": delta}
-    cells = _cells(delta.get("value"), delta.get("stderr"), record["scores"], footnote)
+    cells = _cells(delta.get("value"), delta.get("stderr"), record["scores"], footnotes.mark(reason))
     return Row(f"{record['label']}{limited}", cells, False, details)
 
 
 def _cells(
     value: float | None, error: float | None, scores: Mapping[str, Mapping[str, Any]], footnote: int | None
-) -> tuple[Cell, ...]:
+) -> tuple[TableCell, ...]:
     measured = [scores.get(task, {}) for task in SCORES]
-    figures = [Cell(value, footnote), *(Cell(score.get("accuracy")) for score in measured)]
-    return (*figures, Cell(error), *(Cell(score.get("stderr")) for score in measured))
+    figures = [TableCell(value, footnote), *(TableCell(score.get("accuracy")) for score in measured)]
+    return (*figures, TableCell(error), *(TableCell(score.get("stderr")) for score in measured))
 
 
 def _notes(records: Sequence[Mapping[str, Any]], paper: str) -> list[str]:

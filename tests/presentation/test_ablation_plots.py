@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 pytest.importorskip("matplotlib")
 
 from rosu_llm.experiments.ablate.grid import free_grid, named_grid
-from rosu_llm.presentation import ablation_plots as plots
+from rosu_llm.presentation import drawing
+from rosu_llm.presentation.ablation import grid_section, lines, numeric_axes
 from tests.experiments.ablate.stand_in import StandIn, done, failed
 
 TASK = StandIn(None, references={"before": "before", "gold": "gold"})
@@ -18,34 +16,34 @@ TASK = StandIn(None, references={"before": "before", "gold": "gold"})
 
 def test_numeric_axes_with_at_least_two_values_are_drawn() -> None:
     grid = free_grid(["rho=0.1,0.2", "method=rosu,uam", "kappa=0.5", "upcast=true,false"], {}, {})
-    assert plots.numeric_axes(grid) == ["rho"]
-    assert plots.numeric_axes(named_grid("methods", {}, {"method"})) == []
+    assert numeric_axes(grid) == ["rho"]
+    assert numeric_axes(named_grid("methods", {}, {"method"})) == []
 
 
 @pytest.mark.parametrize(
     ("values", "log"), [([1, 2, 4, 8], True), ([0.2, 0.5], False), ([0, 10], False), ([1e-5, 1e-3], True)]
 )
 def test_wide_ranges_are_logarithmic(values: list[float], log: bool) -> None:
-    assert plots.is_log(values) is log
+    assert drawing.is_log(values) is log
 
 
 def test_small_differences_do_not_look_large() -> None:
-    assert plots.widened(0.0, 1.0) == (0.0, 1.0)
-    assert plots.widened(0.8, 1.0) == (0.8, 1.0)
-    low, high = plots.widened(0.99, 1.0)
+    assert drawing.widened(0.0, 1.0) == (0.0, 1.0)
+    assert drawing.widened(0.8, 1.0) == (0.8, 1.0)
+    low, high = drawing.widened(0.99, 1.0)
     assert high - low == pytest.approx(0.1) and 1.0 < high < 1.01
 
 
 def test_one_line_for_each_combination_of_the_other_axes_in_order() -> None:
     grid = free_grid(["rho=0.4,0.1", "method=rosu,uam"], {}, {})
-    lines = plots.lines(grid, "rho")
-    assert {name: [v.settings["rho"] for v in line] for name, line in lines.items()} == {
+    found = lines(grid, "rho")
+    assert {name: [v.settings["rho"] for v in line] for name, line in found.items()} == {
         "method = rosu": [0.1, 0.4],
         "method = uam": [0.1, 0.4],
     }
 
 
-def test_the_figure_shows_means_bands_gaps_and_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_shows_means_bands_gaps_and_levels() -> None:
     grid = free_grid(["retain_per_forget=1,2,8"], {}, {})
     cells = {
         "retain_per_forget = 1": {0: done(0, forget_em=0.1, retain_em=1.0), 1: done(1, forget_em=0.3, retain_em=1.0)},
@@ -54,12 +52,11 @@ def test_the_figure_shows_means_bands_gaps_and_levels(tmp_path: Path, monkeypatc
         "before": {0: done(0, forget_em=1.0, retain_em=0.95)},
         "gold": {0: done(0, forget_em=0.2, retain_em=0.9)},
     }
-    shown: list[Any] = []
-    save = plots.save_figure
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: (shown.append(figure), save(figure, path)))
-    plots.axis_plot(grid, "retain_per_forget", TASK, lambda name, label: cells[label], tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    _, forget = shown[0].axes
+    (figure,) = grid_section(grid, TASK, lambda name, label: cells[label], [0, 1]).figures
+    assert figure.key == "axes_retain_per_forget"
+    assert drawing.png(figure).startswith(b"\x89PNG")
+    with drawing.drawn(figure) as made:
+        _, forget = made.axes
     assert forget.get_xscale() == "log"
     line, before, gold = forget.get_lines()
     assert line.get_xdata().tolist() == [1.0, 8.0]

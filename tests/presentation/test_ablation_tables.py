@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
+from rosu_llm.experiments.ablate.cells import summarise
 from rosu_llm.experiments.ablate.grid import Grid, Variant
-from rosu_llm.experiments.ablate.summary import summarise
-from rosu_llm.experiments.store import Record
-from rosu_llm.presentation.ablation_tables import grid_table, rich_table
-from rosu_llm.presentation.tables import render
+from rosu_llm.experiments.attempt import Record
+from rosu_llm.presentation.ablation import grid_table
+from rosu_llm.presentation.writers import render, rich_table
 from tests.experiments.ablate.stand_in import StandIn, done, failed
 
 GRID = Grid(
@@ -32,7 +33,7 @@ GOLD = {0: done(0, forget_em=0.125, retain_em=1.0)}
 def rows(**given: Mapping[int, Record]) -> dict[str, str]:
     by_label = {"gold": GOLD, "ROSU": given["full"], "ηv only": given["v_only"]}
     table = grid_table(GRID, TASK, lambda grid, label: dict(by_label[label]), [0, 1, 2])
-    return {form: render(table, form, digits=3) for form in ("markdown", "latex", "json")}
+    return {form: render(replace(table, digits=3), form) for form in ("markdown", "latex", "json")}
 
 
 def test_mean_and_spread_over_seeds() -> None:
@@ -93,6 +94,6 @@ def test_one_seed_is_named_and_the_terminal_shows_the_same() -> None:
     table = grid_table(GRID, TASK, lambda grid, label: {4: done(4, forget_em=0.25, retain_em=0.5)}, [4])
     assert table.notes[0] == "Seed 4."
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(rich_table(table, "title", 3))
+    console.print(rich_table(replace(table, digits=3)))
     text = console.export_text()
     assert "✗" in text and text.count("0.250") == 3

@@ -14,8 +14,8 @@ from rosu_llm.analysis.coupling.advice import COLLINEAR, HIGH, VANISHING, WEAK
 from rosu_llm.analysis.coupling.diagnosis import SCHEMA, describe
 from rosu_llm.cli.main import main
 from rosu_llm.errors import DataError
-from rosu_llm.presentation.coupling import read_diagnosis
-from rosu_llm.presentation.coupling_tables import markdown, sheets
+from rosu_llm.presentation.coupling import coupling_section, read_diagnosis, screen_tables
+from rosu_llm.presentation.writers import markdown
 from tests.analysis.quadratic import SIZE, Problem
 from tests.analysis.test_diagnosis_closed_form import make, measure
 from tests.models import samples, tiny_llama
@@ -112,10 +112,11 @@ def test_where_all_pairs_fall_back_tables_say_so(tmp_path: Path, capsys: pytest.
 
 def test_tables_on_screen_are_short_and_whole_in_the_file() -> None:
     document = measure(make()).document
-    assert "Coupling by layer" in markdown(document)
-    assert "Coupling by layer" not in [sheet.title for sheet in sheets(document, whole=False)]
-    for sheet in sheets(document, whole=True):
-        assert all(len(row) == len(sheet.columns) for row in sheet.rows)
+    section = coupling_section(document)
+    assert "Coupling by layer" in markdown.section(section)
+    assert "Coupling by layer" not in [table.caption for table in screen_tables(document)]
+    for table in [*section.tables, *(figure.data for figure in section.figures)]:
+        assert all(len(line) == len(table.headings) for line in table.lines())
 
 
 # -- the command and the trainer's route ----------------------------------------------------------
@@ -124,7 +125,7 @@ def test_tables_on_screen_are_short_and_whole_in_the_file() -> None:
 @pytest.fixture
 def local_run(tmp_path: Path) -> list[str]:
     """Flags of a run on a small folder model and two files."""
-    from rosu_llm.toys.recipe import toy_values
+    from rosu_llm.toys import toy_values
 
     values = toy_values({}, tmp_path / "toys")
     flags = [f"--{key.replace('_', '-')}={values[key]}" for key in ("model_name_or_path", "forget_data", "retain_data")]
@@ -142,7 +143,7 @@ def test_the_command_measures_what_python_measures(
     """The trainer's losses, batches and space give the figures of measure_coupling on the same samples."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rosu_llm.analysis.coupling.measure import measure_coupling
+    from rosu_llm import measure_coupling
     from rosu_llm.data.sources import load_samples
 
     found = diagnose(
@@ -214,15 +215,15 @@ def test_a_trainer_is_left_as_it_was(bf16: bool, tmp_path: Path, caplog: pytest.
     Weights on the bf16 grid lose a small perturbation when they are rounded for the forward pass; that is said.
     """
     from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer
-    from rosu_llm.analysis.coupling.run import measure_trainer
-    from rosu_llm.analysis.coupling.windows import Plan
+    from rosu_llm.analysis.coupling.pairs import CouplingPlan
+    from rosu_llm.analysis.coupling.recipe import measure_trainer
 
     model = tiny_llama().bfloat16().float()
     before = [p.detach().clone() for p in model.parameters()]
     forget, retain = samples(6, seed=1), samples(6, seed=2)
     config = ROSUConfig(output_dir=str(tmp_path), max_steps=1, use_cpu=True, bf16=bf16, report_to=[])
     trainer = ROSUTrainer(model, config, train_dataset=ForgetRetainDataset(forget, retain))
-    plan = Plan(pairs=1, forget_batch_size=2, retain_batch_size=2, rhos=(1e-5,), points=0)
+    plan = CouplingPlan(pairs=1, forget_batch_size=2, retain_batch_size=2, rhos=(1e-5,), points=0)
     found = measure_trainer(trainer, forget, retain, plan, progress=False)
     assert found.records and trainer.state.global_step == 0
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))

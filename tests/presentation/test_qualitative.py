@@ -19,12 +19,11 @@ from rosu_llm.presentation.qualitative import (
     Choice,
     Example,
     choose,
-    escape_markdown,
     mark,
-    markdown,
     question_of,
     read_answers,
 )
+from rosu_llm.presentation.writers import markdown
 
 QUESTION = "What is the full name of the geology author born in Karachi, Pakistan on 06/30/1975?"
 TRUTH = "The author's name is Hina Ameen."
@@ -138,7 +137,7 @@ HARD = "<script>alert(1)</script> | *a* _b_ `c` [d](http://e) ~~f~~ &amp; $g$ \\
 
 
 def test_markdown_shows_text_as_it_is() -> None:
-    shown = MarkdownIt("gfm-like", {"linkify": False}).parseInline(escape_markdown(HARD))[0].children
+    shown = MarkdownIt("gfm-like", {"linkify": False}).parseInline(markdown.escape(HARD))[0].children
     assert shown is not None
     assert {token.type for token in shown} <= {"text", "text_special"}
     assert "".join(token.content for token in shown) == HARD
@@ -146,13 +145,13 @@ def test_markdown_shows_text_as_it_is() -> None:
 
 @pytest.mark.parametrize("text", ["# a", "- a", "1. a", "+ a"])
 def test_markdown_makes_no_list_or_heading_of_text(text: str) -> None:
-    tokens = MarkdownIt("commonmark").parse(escape_markdown(text))
+    tokens = MarkdownIt("commonmark").parse(markdown.escape(text))
     assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
 
 
 def test_the_page_marks_words_and_runs_nothing() -> None:
     example = Example("Who?", "Hina Ameen", (("before", "Hina Ameen"), ("run|1", f"Amanuddin {HARD}"), ("none", " ")))
-    page = MarkdownIt("gfm-like", {"linkify": False}).render(markdown(Choice((example,), "All of them.")))
+    page = MarkdownIt("gfm-like", {"linkify": False}).render(markdown.answers(Choice((example,), "All of them.")))
     assert "<strong>Hina Ameen</strong>" in page
     assert "<s>Amanuddin</s>" in page
     assert "run|1" in page and "(empty)" in page

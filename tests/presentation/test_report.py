@@ -15,14 +15,15 @@ import pytest
 
 from rosu_llm.cli.main import main
 from rosu_llm.errors import DataError
-from rosu_llm.evaluation.results import Result, read_result
-from rosu_llm.presentation.report.blocks import Answers, Figure, Grid, Missing, Report, Section
-from rosu_llm.presentation.report.page import Options, build
-from rosu_llm.presentation.report.paper import TOFU
+from rosu_llm.evaluation.tofu.results import Result, read_result
+from rosu_llm.presentation.blocks import Figure, Missing, Report, Section, Table
+from rosu_llm.presentation.qualitative import Choice
+from rosu_llm.presentation.report.metrics import TOFU
+from rosu_llm.presentation.report.page import build
 from rosu_llm.presentation.report.reading import read_runs
-from rosu_llm.toys.report import write_example
 from tests.conftest import ROOT
 from tests.evaluation.saves import FIGURES, INITIAL, RETAIN, make_run, write_eval
+from tests.presentation.invented import write_example
 from tests.presentation.test_wmdp_table import result as wmdp_result
 
 SECTIONS = "summary metrics answers curves weights diagnosis audits sweep configuration environment".split()
@@ -39,12 +40,12 @@ def said(report: Report, *keys: str) -> str:
     )
 
 
-def tables(report: Report, key: str) -> list[Grid]:
-    return [b for b in section(report, key).blocks if isinstance(b, Grid)]
+def tables(report: Report, key: str) -> list[Table]:
+    return section(report, key).tables
 
 
 def figures(report: Report) -> list[Figure]:
-    return [b for s in report.sections for b in s.blocks if isinstance(b, Figure)]
+    return [figure for s in report.sections for figure in s.figures]
 
 
 def references(saves: Path) -> dict[str, Result]:
@@ -67,16 +68,16 @@ def with_log(folder: Path, log: list[dict[str, Any]]) -> Path:
 
 def test_scores_stand_beside_the_papers(tmp_path: Path) -> None:
     run = make_run(tmp_path, 0.4, {**FIGURES, "exact_memorization": 0.5})
-    report = build(read_runs([run]), Options(**references(tmp_path)))
+    report = build(read_runs([run]), **references(tmp_path))
     table = tables(report, "metrics")[0]
-    rows = {row[0]: row[1:] for row in table.rows[:3]}
+    rows = {row[0]: row[1:] for row in table.lines()[:3]}
     # Mem = 4/(2+2+2+4); s = (1, .5, 1, .5): Priv = 2/3; Util = HM(.6,.3)/HM(.75,.5) = .4/.6; Agg = 3/5.5
     assert rows["ROSU_rho0.4"] == ("0.55", "0.50", "0.40", "0.67", "0.67")
     assert rows["Initial"][4] == "1.00" and rows["Retain"][3] == "1.00"
     assert table.groups == {0: "this report", 3: "paper, Llama-3.2-1B, forget10"}
-    assert ("ROSU", "0.58", "0.52", "0.38", "0.74", "0.82") in table.rows[3:]
-    assert report.main[run].rows == table.rows[:3]
-    details = {row[0]: row[1:] for row in tables(report, "metrics")[1].rows}
+    assert ("ROSU", "0.58", "0.52", "0.38", "0.74", "0.82") in table.lines()[3:]
+    assert report.main[run].lines() == table.lines()[:3]
+    details = {row[0]: row[1:] for row in tables(report, "metrics")[1].lines()}
     assert details["extraction_strength"] == ("1", "0.5 (-0.500)", "0.5 (-0.500)")
 
 
@@ -98,10 +99,10 @@ def test_the_papers_rows_are_those_printed() -> None:
 def test_the_frontier_has_the_papers_points_only_on_the_papers_scale(tmp_path: Path) -> None:
     run = make_run(tmp_path, 0.4, FIGURES)
     given = references(tmp_path)
-    for options, paper in ((Options(**given), 13), (Options(retain=given["retain"]), 0)):
-        (figure,) = [f for f in figures(build(read_runs([run]), options)) if f.key == "frontier_0"]
-        assert sum(row[3] == "paper" for row in figure.data.rows) == paper
-        assert ("ROSU_rho0.4", "0.3333", "0.6667" if paper else "0.4", "run") in figure.data.rows
+    for options, paper in ((given, 13), ({"retain": given["retain"]}, 0)):
+        (figure,) = [f for f in figures(build(read_runs([run]), **options)) if f.key == "frontier_0"]
+        assert sum(row[3] == "paper" for row in figure.data.lines()) == paper
+        assert ("ROSU_rho0.4", "0.3333", "0.6667" if paper else "0.4", "run") in figure.data.lines()
 
 
 def test_a_method_is_named_with_its_forget_loss(tmp_path: Path) -> None:
@@ -109,8 +110,8 @@ def test_a_method_is_named_with_its_forget_loss(tmp_path: Path) -> None:
         folder = with_log(tmp_path / name, [{"step": 1, "loss": 1.0}])
         record = {"schema": "rosu/run/1", "settings": {"method": "graddiff", "forget_loss": loss}}
         (folder / "rosu_run.json").write_text(json.dumps(record))
-    report = build(read_runs([tmp_path / "a", tmp_path / "b"]), Options())
-    assert [row[2] for row in tables(report, "summary")[0].rows] == ["graddiff", "graddiff, npo"]
+    report = build(read_runs([tmp_path / "a", tmp_path / "b"]))
+    assert [row[2] for row in tables(report, "summary")[0].lines()] == ["graddiff", "graddiff, npo"]
 
 
 def test_settings_that_differ_are_marked_and_changed_ones_come_first(tmp_path: Path) -> None:
@@ -118,18 +119,18 @@ def test_settings_that_differ_are_marked_and_changed_ones_come_first(tmp_path: P
         folder = with_log(tmp_path / name, [{"step": 1, "loss": 1.0}])
         settings = {"method": "rosu", "rho": rho, "kappa": 0.5, "learning_rate": 3e-5}
         (folder / "rosu_run.json").write_text(json.dumps({"schema": "rosu/run/1", "settings": settings}))
-    changed, plain = tables(build(read_runs([tmp_path / "a", tmp_path / "b"]), Options()), "configuration")
-    assert changed.columns == ("setting", "a", "b")
-    assert changed.rows == (("≠ rho", "0.4", "0.2"), ("learning_rate", "3e-05", "3e-05"))
+    changed, plain = tables(build(read_runs([tmp_path / "a", tmp_path / "b"])), "configuration")
+    assert changed.headings == ("setting", "a", "b")
+    assert changed.lines() == (("≠ rho", "0.4", "0.2"), ("learning_rate", "3e-05", "3e-05"))
     assert changed.marked == {(0, 1), (0, 2)}
-    assert [row[0] for row in plain.rows] == ["method", "kappa"] and plain.folded
+    assert [row[0] for row in plain.lines()] == ["method", "kappa"] and plain.folded
 
 
 def test_an_openunlearning_run_brings_its_configuration(tmp_path: Path) -> None:
-    report = build(read_runs([make_run(tmp_path, 0.4, FIGURES)]), Options())
-    rows = dict(tables(report, "configuration")[0].rows)
+    report = build(read_runs([make_run(tmp_path, 0.4, FIGURES)]))
+    rows = dict(tables(report, "configuration")[0].lines())
     assert rows["method"] == "ROSU" and rows["rho"] == "0.4" and rows["forget_split"] == "forget10"
-    assert tables(report, "summary")[0].rows[0][1] == "OpenUnlearning"
+    assert tables(report, "summary")[0].lines()[0][1] == "OpenUnlearning"
 
 
 # -- what is missing ----------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def test_a_run_without_anything_but_a_card_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "bare"
     folder.mkdir()
     (folder / "README.md").write_text("# something\n")
-    report = build(read_runs([folder]), Options())
+    report = build(read_runs([folder]))
     assert [s.key for s in report.sections] == SECTIONS
     notes = said(report)
     for text in (
@@ -165,7 +166,7 @@ def test_damaged_files_are_named_and_left_out(tmp_path: Path) -> None:
     (folder / "audit_orthogonality.json").write_text('{"schema": "rosu/audit-orthogonality/1"}')
     (folder / "audit_sensitivity.json").write_text('{"schema": "else"}')
     folder.joinpath("trials.json").unlink()  # a folder with it is taken for the sweep itself
-    report = build(read_runs([folder]), Options())
+    report = build(read_runs([folder]))
     notes = said(report)
     for name in ("rosu_run.json", "diagnosis.json", "audit_safeguards.json"):
         assert f"{name} is not whole JSON" in notes
@@ -179,15 +180,15 @@ def test_damaged_files_are_named_and_left_out(tmp_path: Path) -> None:
 def test_an_unfinished_run_shows_its_newest_checkpoint(tmp_path: Path) -> None:
     with_log(tmp_path / "run" / "checkpoint-5", [{"step": 5, "loss": 1.0}])
     with_log(tmp_path / "run" / "checkpoint-10", [{"step": 10, "loss": 2.0}])
-    report = build(read_runs([tmp_path / "run"]), Options())
+    report = build(read_runs([tmp_path / "run"]))
     assert "The log is that of checkpoint-10" in said(report)
-    assert tables(report, "summary")[0].rows[0][5] == "10"
+    assert tables(report, "summary")[0].lines()[0][5] == "10"
 
 
 def test_runs_of_different_tasks_get_tables_of_their_own(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, 0.4, FIGURES), make_run(tmp_path, 0.4, FIGURES, split="forget05")]
     runs.append(with_log(tmp_path / "free", [{"step": 1, "loss": 1.0}]))
-    report = build(read_runs(runs), Options(**references(tmp_path)))
+    report = build(read_runs(runs), **references(tmp_path))
     assert "different tasks" in said(report, "summary")
     captions = [t.caption for t in tables(report, "metrics") if not t.folded]
     assert [c.split(",")[0] for c in captions] == ["TOFU forget10", "TOFU forget05"]
@@ -206,10 +207,10 @@ def test_models_of_one_name_and_two_sizes_get_tables_of_their_own(tmp_path: Path
             json.dumps({**conditions, "family": "Llama-2-7b-hf", "architecture": size})
         )
         runs.append(with_log(tmp_path / name, [{"step": 1, "loss": 1.0}]))
-    report = build(read_runs(runs), Options())
+    report = build(read_runs(runs))
     shown = [t.caption for t in tables(report, "metrics") if not t.folded]
     assert len(shown) == 3
-    alike = build(read_runs(runs[1:]), Options())
+    alike = build(read_runs(runs[1:]))
     assert len([t for t in tables(alike, "metrics") if not t.folded]) == 1
 
 
@@ -217,13 +218,13 @@ def test_a_wmdp_run_beside_a_tofu_run(tmp_path: Path) -> None:
     wmdp = with_log(tmp_path / "zephyr", [{"step": 1, "loss": 1.0}])
     (wmdp / "evals").mkdir()
     (wmdp / "evals" / "wmdp.json").write_text(json.dumps(wmdp_result("mine")))
-    report = build(read_runs([make_run(tmp_path, 0.4, FIGURES), wmdp]), Options())
+    report = build(read_runs([make_run(tmp_path, 0.4, FIGURES), wmdp]))
     assert "different tasks" in said(report, "summary") and "No evaluation" not in said(report, "metrics")
     table = next(t for t in tables(report, "metrics") if t.caption == "WMDP and MMLU")
-    assert next(row[:5] for row in table.rows if row[0] == "mine") == ("mine", "0.062", "0.570", "0.290", "0.260")
+    assert next(row[:5] for row in table.lines() if row[0] == "mine") == ("mine", "0.062", "0.570", "0.290", "0.260")
     assert report.main[wmdp] == table
     (figure,) = [f for f in figures(report) if f.key == "frontier_wmdp"]
-    rows = {row[0]: row[1:] for row in figure.data.rows}
+    rows = {row[0]: row[1:] for row in figure.data.lines()}
     assert rows["mine"] == ("0.275", "0.57", "run")  # (.29 + .26)/2
     assert rows["zephyr (base)"][2] == "reference" and rows["ROSU (paper)"][2] == "paper"
 
@@ -232,10 +233,10 @@ def test_an_empty_evaluation_is_no_failure(tmp_path: Path) -> None:
     run = make_run(tmp_path, 0.4, {"forget_quality": None, "model_utility": None})
     path = run / "evals" / "TOFU_EVAL.json"
     path.write_text(json.dumps({"forget_Q_A_ROUGE": {"agg_value": None, "value_by_index": {}}}))
-    report = build(read_runs([run]), Options())
+    report = build(read_runs([run]))
     assert "No frontier" in said(report, "metrics")
     assert "holds no generated answers" in said(report, "answers")
-    assert tables(report, "metrics")[0].rows[0][1].startswith("–")
+    assert tables(report, "metrics")[0].lines()[0][1].startswith("–")
 
 
 def test_answers_before_of_other_questions_are_not_compared(tmp_path: Path) -> None:
@@ -245,10 +246,10 @@ def test_answers_before_of_other_questions_are_not_compared(tmp_path: Path) -> N
     for entry in content["forget_Q_A_ROUGE"]["value_by_index"].values():
         entry["input"] = "Another question?"
     target.path.write_text(json.dumps(content))
-    report = build(read_runs(runs), Options(before=target))
+    report = build(read_runs(runs), before=target)
     assert "no question is the same as before" in said(report, "answers")
-    (shown,) = [b for b in section(report, "answers").blocks if isinstance(b, Answers)]
-    assert [name for name, _ in shown.choice.examples[0].answers] == ["ROSU_rho0.4_lr1e-5", "GradDiff_lr1e-5"]
+    (shown,) = [b for b in section(report, "answers").blocks if isinstance(b, Choice)]
+    assert [name for name, _ in shown.examples[0].answers] == ["ROSU_rho0.4_lr1e-5", "GradDiff_lr1e-5"]
 
 
 def test_results_of_other_runs_below_are_not_its_own(tmp_path: Path) -> None:
@@ -259,12 +260,26 @@ def test_results_of_other_runs_below_are_not_its_own(tmp_path: Path) -> None:
 
 def test_a_trial_shows_its_sweep_once(tmp_path: Path) -> None:
     runs, _ = write_example(tmp_path)
-    report = build(read_runs([*runs, tmp_path]), Options())
+    report = build(read_runs([*runs, tmp_path]))
     found = section(report, "sweep").blocks
     assert [b.key for b in found if isinstance(b, Figure)] == ["sweep_0_frontier"]
     (table,) = tables(report, "sweep")
-    assert [row[0] for row in table.rows] == ["1 (best)", "0", "2"]
-    assert tables(report, "summary")[0].rows[2][1] == "rosu sweep"
+    assert [row[0] for row in table.lines()] == ["trial 1", "trial 0", "trial 2"]
+    assert tables(report, "summary")[0].lines()[2][1] == "rosu sweep"
+
+
+def test_files_of_other_verbs_are_shown_with_their_figures(tmp_path: Path) -> None:
+    runs, _ = write_example(tmp_path)
+    report = build(read_runs(runs))
+    assert "is not as it should be" not in said(report)
+    shown = [figure.key for key in ("diagnosis", "audits") for figure in section(report, key).figures]
+    assert shown == [
+        "diagnosis_0_diagnosis_cosine",
+        "diagnosis_0_diagnosis_parts",
+        "diagnosis_0_diagnosis_segments",
+        "audits_0_audit_orthogonality",
+        "audits_0_audit_safeguards",
+    ]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -276,7 +291,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_task_that_nobody_recorded_is_not_another_task(tmp_path: Path) -> None:
     free = with_log(tmp_path / "free", [{"step": 1, "loss": 1.0}])
-    report = build(read_runs([make_run(tmp_path, 0.4, FIGURES), free]), Options())
+    report = build(read_runs([make_run(tmp_path, 0.4, FIGURES), free]))
     assert "different tasks" not in said(report, "summary")
 
 
@@ -295,23 +310,36 @@ def write_demo(folder: Path) -> Path:
         "rows": rows,
         "logs": {"rosu": [{"step": 1, "loss/retain": 0.5}]},
         "settings": {"common": {"rho": 0.4}, "methods": {"rosu": {"method": "rosu"}}},
+        "answers": [
+            {"split": "forget", "question": "Where ?", "truth": "In Cusco .", "before": "In Cusco .", "rosu": "a: b"},
+            {"split": "retain", "question": "Who ?", "truth": "He .", "before": "He ."},
+        ],
     }
     folder.mkdir()
     (folder / "results.json").write_text(json.dumps(content))
-    answers = "# Answers\n\n**Where ?** (forget)\n\n- truth: In Cusco .\n- before: In Cusco .\n- ROSU: a: b\n\n"
-    (folder / "answers.md").write_text(answers + "**Who ?** (retain)\n\n- truth: He .\n- before: He .\n")
+    (folder / "answers.md").write_text("# Answers\n")
     return folder
 
 
 def test_a_demo_is_one_run_per_method(tmp_path: Path) -> None:
-    report = build(read_runs([write_demo(tmp_path / "demo")]), Options())
-    assert [row[0] for row in tables(report, "summary")[0].rows] == ["ROSU", "NPO"]
-    assert [row[0] for row in tables(report, "metrics")[0].rows] == ["before", "retain-only (gold)", "ROSU", "NPO"]
-    (shown,) = [b for b in section(report, "answers").blocks if isinstance(b, Answers)]
-    (example,) = shown.choice.examples
+    report = build(read_runs([write_demo(tmp_path / "demo")]))
+    assert [row[0] for row in tables(report, "summary")[0].lines()] == ["ROSU", "NPO"]
+    assert [row[0] for row in tables(report, "metrics")[0].lines()] == ["before", "retain-only (gold)", "ROSU", "NPO"]
+    (shown,) = [b for b in section(report, "answers").blocks if isinstance(b, Choice)]
+    (example,) = shown.examples
     assert (example.question, example.truth) == ("Where ?", "In Cusco .")
     assert example.answers == (("before", "In Cusco ."), ("ROSU", "a: b"))
     assert "NPO has no log" in said(report, "curves")
+
+
+def test_a_demo_of_an_older_version_has_no_answers(tmp_path: Path) -> None:
+    folder = write_demo(tmp_path / "demo")
+    content = json.loads((folder / "results.json").read_text())
+    del content["answers"]
+    (folder / "results.json").write_text(json.dumps(content))
+    report = build(read_runs([folder]))
+    assert "has no answers, as older versions wrote it: run rosu demo" in said(report, "answers")
+    assert len(tables(report, "metrics")[0].rows) == 4
 
 
 def test_a_half_written_demo_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rosu_llm.cli.main import main
+from tests.presentation.invented import write_example
 from tests.presentation.test_report import SECTIONS
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -46,7 +47,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    assert main(["report", "--smoke", "--out", str(folder)]) == 0
+    runs, references = write_example(tmp_path_factory.mktemp("runs"))
+    flags = [word for name, path in references.items() for word in (f"--{name}", str(path))]
+    assert main(["report", *map(str, runs), *flags, "--out", str(folder)]) == 0
     return folder / "report.html"
 
 

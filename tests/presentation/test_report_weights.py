@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from rosu_llm.errors import DataError
-from rosu_llm.presentation.report.blocks import Figure, Missing
-from rosu_llm.presentation.report.run import Run
-from rosu_llm.presentation.report.weights import find_base, weight_change
-from rosu_llm.presentation.report.weights_section import weights
+from rosu_llm.presentation.blocks import Figure, Missing
+from rosu_llm.presentation.report.reading import ReportedRun
+from rosu_llm.presentation.report.weights import find_base, weight_change, weights
 
 Q0, Q1, NORM = (f"model.layers.{part}.weight" for part in ("0.self_attn.q_proj", "1.self_attn.q_proj", "1.norm"))
 EMBED = "model.embed_tokens.weight"
@@ -117,7 +116,7 @@ def test_the_section_draws_or_says_why_not(tmp_path: Path) -> None:
     empty.mkdir()
     given = (("a", moved, str(base)), ("b", moved, "hub/model"), ("c", moved, None), ("d", empty, None))
     given += (("e", cut, str(base)),)
-    runs = [Run(label=label, folder=folder, kind="rosu train", base=start) for label, folder, start in given]
+    runs = [ReportedRun(label=label, folder=folder, kind="rosu train", base=start) for label, folder, start in given]
     section = weights(runs, None)
     assert [block.key for block in section.blocks if isinstance(block, Figure)] == ["weights_0"]
     said = "\n".join(block.text for block in section.blocks if isinstance(block, Missing))

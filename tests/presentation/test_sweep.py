@@ -11,16 +11,15 @@ import optuna
 import pytest
 
 from rosu_llm.errors import DataError
-from rosu_llm.evaluation.aggregates import harmonic_mean
+from rosu_llm.evaluation.tofu.summary import harmonic_mean
 from rosu_llm.experiments.sweep.collect import collect, describe, importance, pareto
 from rosu_llm.experiments.sweep.space import read_space
-from rosu_llm.experiments.sweep.study import agree, disagree, open_study
-from rosu_llm.presentation import sweep_plots as plots
-from rosu_llm.presentation.sweep import best_recipe, write
-from rosu_llm.presentation.sweep_plots import level_curve
-from rosu_llm.presentation.sweep_table import sweep_table
+from rosu_llm.experiments.sweep.study import clear_conditions, open_study, pin_conditions
+from rosu_llm.presentation.drawing import drawn
+from rosu_llm.presentation.sweep import best_recipe, frontier_figure, level_curve, levels, sweep_table, write_sweep
 from rosu_llm.recipes.settings import build, read_config
-from tests.experiments.sweep.stand_in import StandIn, Trainer, search
+from tests.experiments.stand_in import Trainer
+from tests.experiments.sweep.stand_in import StandIn, search
 
 SPACE = read_space(None, ["rho=0.1,0.3,0.45,0.8", "num_train_epochs=1,2"], StandIn.base)
 
@@ -36,7 +35,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     """Eight trials: ρ matters, the number of epochs does not, and two fail."""
     out, task = tmp_path_factory.mktemp("sweep"), StandIn(failing)
     study, _ = search(out, task, 8, sampler="grid", space=SPACE)
-    describe(study, task, seed=3)
+    describe(study, task, task.base, seed=3)
     return collect(study, out), out
 
 
@@ -81,7 +80,7 @@ def _counts(content: dict[str, Any]) -> str:
 
 def test_files_are_written_and_the_best_recipe_builds(shown: tuple[dict[str, Any], Path]) -> None:
     content, out = shown
-    written, missing = write(content, sweep_table(content), out)
+    written, missing = write_sweep(content, out)
     assert missing is None
     assert {path.name for path in written} == {
         *("trials.json", "table.md", "table.tex", "table.json", "best.yaml", "frontier.png")
@@ -106,7 +105,7 @@ def test_a_kept_adapter_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Trainer, "save_model", save)
     task = StandIn()
     study, _ = search(tmp_path, task, 1)
-    describe(study, task, seed=0)
+    describe(study, task, task.base, seed=0)
     assert collect(study, tmp_path)["trials"][0]["model"] == "trials/0000"
     (tmp_path / "trials/0000/adapter_config.json").unlink()
     assert collect(study, tmp_path)["trials"][0]["model"] is None
@@ -114,16 +113,16 @@ def test_a_kept_adapter_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_study_without_conditions_has_nothing_to_show(tmp_path: Path) -> None:
     study = open_study(None, "s", tmp_path, create=True)
-    describe(study, StandIn(), seed=0)
-    agree(study, {})
-    disagree(study)
+    describe(study, StandIn(), StandIn.base, seed=0)
+    pin_conditions(study, {})
+    clear_conditions(study)
     with pytest.raises(DataError, match="has not run a trial"):
         collect(study, tmp_path)
 
 
 def test_without_a_finished_trial_there_is_a_table_only(shown: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     content = {**shown[0], "trials": [], "best": None, "pareto": []}
-    written, _ = write(content, sweep_table(content), tmp_path)
+    written, _ = write_sweep(content, tmp_path)
     assert {path.suffix for path in written} == {".json", ".md", ".tex"}
 
 
@@ -148,17 +147,15 @@ def test_level_curves_have_the_harmonic_mean_they_say() -> None:
             assert harmonic_mean((float(x), float(level_curve(level, x)))) == pytest.approx(level)
 
 
-def test_curves_cross_the_plot_wherever_the_points_lie(
-    shown: tuple[dict[str, Any], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+def test_curves_cross_the_plot_wherever_the_points_lie(shown: tuple[dict[str, Any], Path]) -> None:
     for centre, spread in ((0.5, 0.3), (0.95, 0.01), (0.03, 0.02), (1.1, 0.001)):
         content = json.loads(json.dumps({**shown[0], "references": {}}))
         for at, trial in enumerate(t for t in content["trials"] if t["state"] == "done"):
             trial["scores"] |= {"Mem": centre + spread * (-1) ** at, "Util": centre - spread * (-1) ** at}
-        plots.frontier_plot(content, tmp_path / "unused.png")
-        (axes,) = drawn.pop().axes
+        figure = frontier_figure(content)
+        assert figure is not None
+        with drawn(figure) as made:
+            (axes,) = made.axes
         (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
         seen = 0
         for line in axes.lines:
@@ -170,5 +167,5 @@ def test_curves_cross_the_plot_wherever_the_points_lie(
 
 
 def test_levels_are_round_and_between_the_corners() -> None:
-    assert plots.levels((0.85, 1.0), (0.9, 1.0)) == pytest.approx([0.88, 0.9, 0.92, 0.94, 0.96, 0.98])  # HM 0.874 … 1
-    assert plots.levels((-0.1, 1.0), (-0.1, 1.0)) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert levels((0.85, 1.0), (0.9, 1.0)) == pytest.approx([0.88, 0.9, 0.92, 0.94, 0.96, 0.98])  # HM 0.874 … 1
+    assert levels((-0.1, 1.0), (-0.1, 1.0)) == pytest.approx([0.2, 0.4, 0.6, 0.8])

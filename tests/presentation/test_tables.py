@@ -1,21 +1,24 @@
-"""One table in three formats."""
+"""One table in every format."""
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 
 import pytest
 
 from rosu_llm.errors import ConfigError
-from rosu_llm.evaluation.selection import best_by_agg_mu, describe, method_of
-from rosu_llm.presentation.tables import Cell, Row, Table, best_cells, render
+from rosu_llm.evaluation.tofu.collection import best_by_agg_mu, describe, method_of
+from rosu_llm.presentation.blocks import Row, Table, TableCell, text_table
+from rosu_llm.presentation.writers import render
 
 TABLE = Table(
     ("Agg_MU", "Priv"),
     (
-        Row("Initial", (Cell(0.99), Cell(1.0)), reference=True),
-        Row("A_1", (Cell(0.504), Cell(None, 1)), details={"source": "a.json"}),
-        Row("B|100%", (Cell(0.496), Cell(0.25))),
+        Row("Initial", (TableCell(0.99), TableCell(1.0)), reference=True),
+        Row("A_1", (TableCell(0.504), TableCell(None, 1)), details={"source": "a.json"}),
+        Row("B|100%", (TableCell(0.496), TableCell(0.25))),
     ),
     notes=("x_y & 5%",),
     footnotes=("Priv needs | more.",),
@@ -35,7 +38,7 @@ def test_markdown() -> None:
 
 
 def test_latex() -> None:
-    assert render(TABLE, "latex", digits=3, bold=True).splitlines() == [
+    assert render(replace(TABLE, digits=3), "latex", bold=True).splitlines() == [
         r"\begin{tabular}{lcc}",
         r"\toprule",
         r"\textbf{Method} & \textbf{Agg$_{\text{MU}}$} & \textbf{Priv} \\",
@@ -59,7 +62,7 @@ def test_headings_in_latex() -> None:
 
 
 def test_json_is_unrounded_and_says_why_something_is_missing() -> None:
-    content = json.loads(render(TABLE, "json", digits=1))
+    content = json.loads(render(replace(TABLE, digits=1), "json"))
     assert content["columns"] == ["Agg_MU", "Priv"]
     assert content["rows"][1] == {
         "method": "A_1",
@@ -72,9 +75,27 @@ def test_json_is_unrounded_and_says_why_something_is_missing() -> None:
 
 
 def test_the_best_is_judged_as_shown_and_never_a_reference() -> None:
-    assert best_cells(TABLE, 2) == {(1, 0), (2, 0), (2, 1)}
-    assert best_cells(TABLE, 3) == {(1, 0), (2, 1)}
+    assert TABLE.best() == {(1, 1), (2, 1), (2, 2)}
+    assert replace(TABLE, digits=3).best() == {(1, 1), (2, 2)}
     assert "**" not in render(TABLE, "markdown")
+
+
+def test_text_tables_align_figures_and_say_nothing_as_nothing() -> None:
+    table = text_table("c", ("what", "size", "why"), [("a", "0.5", ""), ("b", "–", "x|y")], marked=frozenset({(0, 1)}))
+    assert table.numeric == (False, True, False)
+    assert render(table, "markdown") == "| what | size | why |\n|---|---:|---|\n| a | **0.5** |  |\n| b | – | x\\|y |\n"
+
+
+def test_the_terminal_shows_labels_figures_and_notes() -> None:
+    from rich.console import Console
+
+    from rosu_llm.presentation.writers import print_table
+
+    console = Console(width=80, file=io.StringIO(), record=True)
+    print_table(replace(TABLE, caption="[b]above"), console)
+    text = console.export_text()
+    for part in ("A_1", "0.50", "– [1]", "B|100%", "x_y & 5%", "[1] Priv needs | more."):
+        assert part in text
 
 
 def test_unknown_formats_are_refused() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rosu_llm.errors import ConfigError, DataError
-from rosu_llm.evaluation.wmdp.run import SCHEMA
-from rosu_llm.presentation.tables import render
+from rosu_llm.evaluation.wmdp.document import SCHEMA
 from rosu_llm.presentation.wmdp import join
+from rosu_llm.presentation.writers import render
 
 
 def scores(mmlu: float, bio: float, cyber: float) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_base_runs_and_paper_stand_in_one_table(write: Any) -> None:
     assert [row.label for row in table.rows if row.reference] == [
         f"{name} (paper)" for name in ("Base", "SSD", "SCRUB", "LLMU", "RMU", "UAM", "ROSU")
     ]
-    lines = render(table, "markdown", digits=3).splitlines()
+    lines = render(table, "markdown").splitlines()
     assert lines[0] == "| method | ΔScore | MMLU | Bio | Cyber | ± ΔScore | ± MMLU | ± Bio | ± Cyber |"
     assert "| zephyr (base) | 0.580 | 0.580 | 0.640 | 0.440 | 0.014 | 0.010 | 0.010 | 0.010 |" in lines
     assert "| rosu | 0.062 | 0.570 | 0.290 | 0.260 | 0.014 | 0.010 | 0.010 | 0.010 |" in lines
@@ -82,14 +82,14 @@ def test_json_is_not_rounded_and_names_its_sources(write: Any) -> None:
 
 
 def test_latex_has_every_row(write: Any) -> None:
-    text = render(join(write(result("rosu_1"))), "latex", digits=3)
+    text = render(join(write(result("rosu_1"))), "latex")
     assert r"rosu\_1 & 0.062 & 0.570" in text
     assert text.count(r"\\") == 1 + 9
 
 
 def test_a_missing_delta_score_has_its_reason(write: Any) -> None:
     alone = result("alone", base=None, delta_score={"missing": "no base model was given: pass --base MODEL0"})
-    text = render(join(write(alone)), "markdown", digits=3)
+    text = render(join(write(alone)), "markdown")
     assert "| alone | – [1] | 0.570 |" in text
     assert "[1] ΔScore of alone: no base model was given: pass --base MODEL0." in text
 

@@ -1,4 +1,4 @@
-"""How far each part of the model moved: ‖w − w₀‖/‖w₀‖ by layer and kind of matrix.
+"""How far each part of the model moved: ‖w − w₀‖/‖w₀‖ by layer and kind of matrix, as a map per run.
 
 Both checkpoints are read as safetensors, one tensor at a time, and summed in float64. Of a LoRA adapter the change is
 scale·BA, whose norm needs only the small Gram matrices: ‖BA‖² = tr(BᵀB·AAᵀ).
@@ -9,29 +9,73 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from ...analysis.coupling.parts import Part, part_of
-from ...errors import DataError
+from ...errors import DataError, RosuError
 from ...representation.files import CheckpointFiles
+from ..blocks import Block, Figure, Missing, Section, Text, shown, text_table
+from ..charts import heat_map, layers_and_kinds
+from .reading import ReportedRun
 
 CHUNK = 1 << 20
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """Relative change by part, and what could not be compared."""
 
     parts: Mapping[Part, float]
     total: float
     notes: tuple[str, ...] = ()
+
+
+def weights(runs: Sequence[ReportedRun], base: Path | None) -> Section:
+    """Maps of ‖w − w₀‖/‖w₀‖ on one colour scale."""
+    blocks: list[Block] = []
+    changes: dict[int, Change] = {}
+    if any(run.kind == "rosu demo" for run in runs):
+        blocks.append(Missing("rosu demo keeps no weights."))
+    for at, run in enumerate(runs):
+        if run.kind in ("rosu demo", "rosu sweep"):
+            continue
+        start = base or find_base(run.base)
+        if not any(run.folder.glob("*.safetensors")):
+            blocks.append(Missing(f"{run.label} holds no weights (*.safetensors)."))
+        elif start is None:
+            known = f"{run.base}, which is not on this machine" if run.base else "not recorded"
+            blocks.append(Missing(f"{run.label}: the model it started from is {known}. Pass --base FOLDER to compare."))
+        else:
+            try:
+                changes[at] = weight_change(start, run.folder)
+            except (RosuError, OSError, KeyError, ValueError) as error:
+                blocks.append(Missing(f"{run.label}: its weights cannot be compared with {start.name}. {error}"))
+    moved = [value for change in changes.values() for value in change.parts.values() if value > 0]
+    limits = (min(moved), max(moved)) if moved else (0.1, 1.0)
+    if changes:
+        blocks.insert(0, Text("‖w − w₀‖ / ‖w₀‖ against the model each run started from. Empty cells did not move."))
+    blocks += [_figure(runs[at].label, at, change, limits) for at, change in changes.items()]
+    return Section("weights", "Weight change", blocks or [Missing("No run has weights to compare.")])
+
+
+def _figure(label: str, at: int, change: Change, limits: tuple[float, float]) -> Figure:
+    layers, kinds = layers_and_kinds(change.parts)
+    rows = [
+        ("outside layers" if n is None else str(n), *(shown(change.parts.get((n, k)), 3) for k in kinds))
+        for n in layers
+    ]
+    (layer, kind), most = max(change.parts.items(), key=lambda part: part[1])
+    where = kind + ("" if layer is None else f" of layer {layer}")
+    data = text_table(f"Relative weight change: {label}", ("layer", *kinds), rows, notes=change.notes)
+    text = f"{label}: all weights together moved by {shown(change.total, 3)}; most did {where} ({shown(most, 3)})."
+    draw, size = heat_map(change.parts, "relative change", limits, log=True)
+    return Figure(f"weights_{at}", f"Weight change: {label}", text, draw, data, text, size)
 
 
 def find_base(name: str | None) -> Path | None:
