@@ -21,10 +21,10 @@ _EXPORTS = {
     "RepresentationConfig": "representation.config",
     "RepresentationTrainer": "representation.trainer",
     "RosuError": "errors",
-    "TofuSettings": "evaluation.tofu.settings",
+    "TofuSettings": "evaluation.tofu.metrics",
     "UnlearningStep": "step.step",
-    "evaluate_tofu": "evaluation.tofu.run",
-    "measure_coupling": "analysis.coupling.measure",
+    "evaluate_tofu": "evaluation.tofu.evaluate",
+    "measure_coupling": "presentation.measure_coupling",
     "register_loss": "losses.registry",
 }
 
@@ -48,14 +48,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .analysis.coupling.measure import measure_coupling
     from .data.corpus import AlternatingCorpora
     from .data.pairing import ForgetRetainCollator, ForgetRetainDataset
     from .data.question_answer import QuestionAnswerDataset
     from .errors import RosuError
-    from .evaluation.tofu.run import evaluate_tofu
-    from .evaluation.tofu.settings import TofuSettings
+    from .evaluation.tofu.evaluate import evaluate_tofu
+    from .evaluation.tofu.metrics import TofuSettings
     from .losses.registry import register_loss
+    from .presentation.measure_coupling import measure_coupling
     from .representation.config import RepresentationConfig
     from .representation.trainer import RepresentationTrainer
     from .step.step import UnlearningStep

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .common import quiet, refuse_several_processes
+
 if TYPE_CHECKING:
     from ..experiments.ablate.grid import Grid
-    from ..experiments.task import Task
+    from ..experiments.attempt import Task
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,8 +20,8 @@ def main(argv: Sequence[str]) -> int:
 
     from ..errors import unknown
     from ..experiments.ablate.cells import plan, run_cells, selector
-    from ..presentation.ablation import SUFFIXES, write
-    from ..presentation.ablation_tables import grid_table, rich_table
+    from ..presentation.ablation import grid_section
+    from ..presentation.writers import SUFFIXES, print_section, write_figures, write_table
 
     formats = _words(options.format) or list(SUFFIXES)
     for form in formats:
@@ -27,26 +29,27 @@ def main(argv: Sequence[str]) -> int:
             raise unknown("table format", form, SUFFIXES)
     values = _values(options, rest)
     seeds = _seeds(options.seeds, values)
-    _quiet()
+    refuse_several_processes(
+        "rosu ablate runs its cells in one process: start it without torchrun or accelerate launch."
+    )
+    quiet(threads=None if options.config else 1)
     task = _task(options, values)
     grids = _grids(options, task, values)
     cells, rows = plan(task, grids, seeds)
 
-    from .cells_bar import CellsBar
+    from .progress import AttemptsBar
 
-    with CellsBar(len(cells)) as bar:
+    with AttemptsBar("cells", len(cells)) as bar:
         records = run_cells(
             cells, task, options.out, bar, retry_failed=options.retry_failed, keep_models=options.keep_models
         )
     select = selector(rows, records)
-    tables = {grid.name: grid_table(grid, task, select, seeds) for grid in grids}
-    for grid in grids:
-        table = tables[grid.name]
-        bar.console.print(rich_table(table, grid.title, task.digits))
-        for at, note in enumerate(table.footnotes, 1):
-            bar.console.print(f"[{at}] {note}", markup=False, highlight=False)
-    written, missing = write(tables, grids, task, select, options.out, formats)
-    for path in written:
+    sections = [grid_section(grid, task, select, seeds) for grid in grids]
+    for section in sections:
+        print_section(section, bar.console)
+    written = [path for s in sections for path in write_table(s.tables[0], options.out / s.key, formats)]
+    figures, missing = write_figures([figure for section in sections for figure in section.figures], options.out)
+    for path in [*written, *figures]:
         bar.console.print(f"wrote {path}", highlight=False, soft_wrap=True)
     if missing:
         bar.console.print(missing, markup=False)
@@ -120,17 +123,14 @@ def _seeds(given: list[int] | None, values: dict[str, dict[str, Any]]) -> list[i
 def _task(options: argparse.Namespace, values: dict[str, dict[str, Any]]) -> Task:
     merged = {**values["file"], **values["flags"]}
     if not options.config:
-        import torch
-
-        from ..experiments.demo.run import FULL, SMOKE
         from ..experiments.demo.task import DemoTask
+        from ..experiments.demo.world import FULL, SMOKE
 
-        torch.set_num_threads(1)  # at this size more threads only wait for each other
         return DemoTask(SMOKE if options.smoke else FULL, merged, options.out / "models")
     from ..experiments.config_task import ConfigTask
 
     if options.smoke:
-        from ..toys.recipe import toy_values
+        from ..toys import toy_values
 
         merged = toy_values(merged, options.out)
     return ConfigTask(merged)
@@ -138,7 +138,7 @@ def _task(options: argparse.Namespace, values: dict[str, dict[str, Any]]) -> Tas
 
 def _grids(options: argparse.Namespace, task: Task, values: dict[str, dict[str, Any]]) -> list[Grid]:
     from ..experiments.ablate.grid import free_grid, named_grid
-    from ..experiments.settings import known_settings
+    from ..experiments.config_task import known_settings
 
     names = list(dict.fromkeys(_words(options.grid) or ([] if options.axis else ["components"])))
     known = known_settings(task.base)
@@ -146,17 +146,3 @@ def _grids(options: argparse.Namespace, task: Task, values: dict[str, dict[str, 
     if options.axis:
         grids.append(free_grid(options.axis, task.base, values["flags"]))
     return grids
-
-
-def _quiet() -> None:
-    """No chatter between the status lines; one process only."""
-    import os
-
-    from transformers.utils import logging
-
-    from ..errors import ConfigError
-
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("rosu ablate runs its cells in one process: start it without torchrun or accelerate launch.")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()

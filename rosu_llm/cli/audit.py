@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .common import add_launch_flags, launch, quiet, read_settings
 
-    from ..analysis.orthogonality.gradients import Progress
+if TYPE_CHECKING:
+    from ..presentation.blocks import Section
 
 KINDS = {
     "orthogonality": "does a direction that is neutral for a retain mini-batch stay neutral for the whole retain set?",
@@ -58,43 +57,32 @@ def _orthogonality(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: output_dir of the configuration)")
     parser.add_argument("--smoke", action="store_true", help="a toy model and toy data in DIR/smoke; seconds")
-    parser.add_argument("--accelerate-config", metavar="NAME", help="several devices: ddp, fsdp2, zero1, zero2, zero3")
-    parser.add_argument("--num-processes", type=int, metavar="N", help="number of devices for --accelerate-config")
+    add_launch_flags(parser)
     options, rest = parser.parse_known_args(argv)
 
-    from ..recipes.settings import read_config, read_flags
-
     if (options.accelerate_config or options.num_processes) and not options.smoke:
-        from .launcher import launch
-
         return launch(options.accelerate_config, options.num_processes, argv, ("audit", "orthogonality"))
-    values = {**(read_config(options.config) if options.config else {}), **read_flags(rest)}
+    values = read_settings(options.config, rest)
     values |= {} if options.seed is None else {"seed": options.seed}
     out = options.out or Path(str(values.get("output_dir") or "audit"))
-    _quiet()
+    quiet()
 
-    from ..analysis.orthogonality.run import Options, audit
+    from ..analysis.orthogonality.audit import audit_orthogonality
+    from .progress import stage_bars
 
-    asked = Options(
-        pairs=options.pairs,
-        batch_sizes=options.batch_sizes,
-        forget_batch_size=options.forget_batch_size,
-        per_sample=options.per_sample,
-    )
+    asked = {"pairs": options.pairs, "batch_sizes": options.batch_sizes, "forget_batch_size": options.forget_batch_size}
     if options.smoke:
-        from ..toys.recipe import toy_values
+        from ..toys import toy_values
 
         out = out / "smoke"
         values = {**toy_values(values, out), "chat_format": None}
-        asked = Options(pairs=5, batch_sizes=(1, 2, 4), per_sample=options.per_sample)
-    with _bars() as progress:
-        result = audit(values, asked, out, progress)
+        asked = {"pairs": 5, "batch_sizes": (1, 2, 4)}
+    with stage_bars() as progress:
+        result = audit_orthogonality(values, out, progress, per_sample=options.per_sample, **asked)
     if result is not None:
-        from ..files import write_json
-        from ..presentation.orthogonality import orthogonality_markdown, violins
+        from ..presentation.audits import orthogonality_section
 
-        path = write_json(out / "audit_orthogonality.json", result)
-        _present(path, orthogonality_markdown(result), {"audit_orthogonality.png": lambda file: violins(result, file)})
+        _present(result, orthogonality_section(result), out / "audit_orthogonality.json")
     return 0
 
 
@@ -113,24 +101,21 @@ def _safeguards(argv: Sequence[str]) -> int:
 
     from ..analysis.safeguards import audit_safeguards
     from ..errors import ConfigError
-    from ..files import write_json
-    from ..presentation.safeguards import histograms, safeguards_markdown
+    from ..presentation.audits import safeguards_section
 
     out, runs = options.out, options.runs
     if options.smoke:
-        from ..toys.train import run_smoke
+        from ..toys import train_toy
 
-        _quiet()
+        quiet()
         run = out or Path("audit")
-        run_smoke({"output_dir": str(run), "overwrite": True})
+        train_toy({"output_dir": str(run), "overwrite": True})
         runs = [run / "smoke"]
     if out is None and len(runs) > 1:
         raise ConfigError(f"{len(runs)} runs have no folder in common: say where the results go with --out DIR.")
     out = out or (runs[0] if runs[0].is_dir() else runs[0].parent)
     document = audit_safeguards(runs)
-    path = write_json(out / "audit_safeguards.json", document)
-    figures = {"audit_safeguards.png": lambda file: histograms(document, file)}
-    _present(path, safeguards_markdown(document), figures)
+    _present(document, safeguards_section(document), out / "audit_safeguards.json")
     return 0
 
 
@@ -144,68 +129,33 @@ def _sensitivity(argv: Sequence[str]) -> int:
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="--out folder of a sweep or ablation")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: the first of RESULTS)")
-    parser.add_argument("--smoke", action="store_true", help="invented figures in DIR/smoke in place of RESULTS")
+    parser.add_argument("--smoke", action="store_true", help="a toy ablation in DIR/smoke in place of RESULTS")
     options = parser.parse_args(argv)
 
+    from ..analysis.finished_runs import read_results
     from ..analysis.sensitivity import sensitivity
-    from ..analysis.sensitivity_results import read_results
-    from ..files import write_json
-    from ..presentation.sensitivity import axis_plot, sensitivity_markdown, trajectory_plot
+    from ..presentation.audits import sensitivity_section
 
     out, paths = options.out, options.results
     if options.smoke:
-        from ..toys.sensitivity import write_toy_results
+        from ..toys import ablate_toy
 
+        quiet(threads=1)
         out = out or Path("audit")
-        paths = [write_toy_results(out / "smoke")]
+        paths = [ablate_toy(out / "smoke")]
     document = sensitivity(read_results(paths))
     folder = out or (paths[0] if paths[0].is_dir() else paths[0].parent)
-    path = write_json(folder / "audit_sensitivity.json", document)
-    figures: dict[str, Any] = {
-        f"sensitivity_{name}.png": lambda file, name=name: axis_plot(document, name, file) for name in document["axes"]
-    }
-    if document["trajectories"]:
-        figures["trajectories_retain_batch.png"] = lambda file: trajectory_plot(document, file)
-    _present(path, sensitivity_markdown(document), figures)
+    _present(document, sensitivity_section(document), folder / "audit_sensitivity.json")
     return 0
 
 
-def _present(path: Path, text: str, figures: dict[str, Any]) -> None:
-    """Write the markdown and the figures beside the JSON file, and print the former."""
-    from ..files import write_atomically
-    from ..presentation.plots import PlotsUnavailableError
+def _present(document: Mapping[str, Any], section: Section, path: Path) -> None:
+    """Write the document, and its section as markdown and figures beside it; print the section."""
+    from ..files import write_json
+    from ..presentation.writers import write_page
+    from ..presentation.writers.markdown import section as markdown
 
-    write_atomically(path.with_suffix(".md"), text)
-    done = [f"wrote {path}", f"wrote {path.with_suffix('.md')}"]
-    try:
-        for name, draw in figures.items():
-            draw(path.with_name(name))
-            done.append(f"wrote {path.with_name(name)}")
-    except PlotsUnavailableError as error:
-        done.append(str(error))
-    print(text, *done, sep="\n")
-
-
-@contextmanager
-def _bars() -> Iterator[Progress]:
-    """One progress bar for each stage that reports."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    stages: dict[str, Any] = {}
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in stages:
-                stages[stage] = bars.add_task(stage, total=total)
-            bars.update(stages[stage], completed=done)
-
-        yield show
-
-
-def _quiet() -> None:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    write_json(path, document)
+    written, problem = write_page(section, path.with_suffix(".md"))
+    done = [f"wrote {file}" for file in (path, written[-1], *written[:-1])]
+    print(markdown(section), *done, *([problem] if problem else []), sep="\n")

@@ -22,39 +22,26 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--smoke", action="store_true", help="a toy size that only shows that everything runs")
     options = parser.parse_args(argv)
 
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from ..experiments.demo.task import run_demo
+    from ..experiments.demo.world import FULL, SMOKE
+    from ..presentation.demo import demo_table, write_demo
+    from ..presentation.writers import print_table
+    from .common import quiet
+    from .progress import AttemptsBar
 
-    from ..experiments.demo.contenders import LABELS
-    from ..experiments.demo.run import FULL, SMOKE, average, run_seed
-    from ..presentation.demo import table, write
+    quiet(threads=1)
+    bars: list[AttemptsBar] = []
 
-    _quiet()
-    console = Console()
-    results = []
-    columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
-        for seed in options.seeds:
-            tasks: dict[str, int] = {}
+    def observe(models: int) -> AttemptsBar:
+        bars.append(AttemptsBar("models", models))
+        return bars[0]
 
-            def show(name: str, done: int, total: int, seed: int = seed, tasks: dict[str, int] = tasks) -> None:
-                if name not in tasks:
-                    verb = "learning" if name in ("before", "retain_only") else "forgetting"
-                    tasks[name] = bars.add_task(f"seed {seed}, {verb}: {LABELS[name].split(' (')[0]}", total=total)
-                bars.update(tasks[name], completed=done)  # type: ignore[arg-type]
-
-            results.append(run_seed(seed, size=SMOKE if options.smoke else FULL, progress=show))
-    console.print(table(average(results)))
-    for path in write(results, options.out):
+    document = run_demo(SMOKE if options.smoke else FULL, options.seeds, observe)
+    console = bars[0].console
+    print_table(demo_table(document["rows"]), console)
+    written, problem = write_demo(document, options.out)
+    for path in written:
         console.print(f"wrote {path}", highlight=False)
+    if problem:
+        console.print(problem, markup=False)
     return 0
-
-
-def _quiet() -> None:
-    """One thread and no chatter: at this size more threads only wait for each other."""
-    import torch
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from .common import add_launch_flags, launch, read_settings, shutdown
+
 #: Flags that say what to measure; the others are settings of the run.
 PLAN = ("pairs", "forget_batch_size", "retain_batch_size", "rhos", "points")
 
@@ -15,24 +17,26 @@ def main(argv: Sequence[str]) -> int:
     """Measure, show, write."""
     options, rest = _parser().parse_known_args(argv)
     if options.accelerate_config or options.num_processes:
-        from .launcher import launch
-
         return launch(options.accelerate_config, options.num_processes, argv, verb=("diagnose",))
-    from ..analysis.coupling.run import diagnose
-    from ..recipes.settings import read_config, read_flags
-    from .leaving import leave_group
+    from ..analysis.coupling.recipe import diagnose, diagnosis_recipe
+    from ..presentation.coupling import print_diagnosis, write_diagnosis
 
-    values = read_config(options.config) if options.config else {}
-    values.update(read_flags(rest))
+    values = read_settings(options.config, rest)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     asked = {name: getattr(options, name) for name in PLAN}
     asked["rhos"] = None if options.rhos is None else tuple(options.rhos)
-    diagnosis, folder, writes = diagnose(values, asked, out=options.out, smoke=options.smoke)
-    if writes:
-        diagnosis.show()
-        for path in diagnosis.save(folder):
+    if options.smoke:
+        from ..toys import diagnose_toy
+
+        diagnosis, recipe = diagnose_toy(values, asked, options.out)
+    else:
+        recipe = diagnosis_recipe(values, options.out)
+        diagnosis = diagnose(recipe, asked)
+    if recipe.config.should_save:
+        print_diagnosis(diagnosis.document)
+        for path in write_diagnosis(diagnosis.document, Path(recipe.config.output_dir)):
             print(f"wrote {path}")
-    leave_group()
+    shutdown()
     return 0
 
 
@@ -61,7 +65,6 @@ def _parser() -> argparse.ArgumentParser:
         "--points", type=int, metavar="N", help="radii between 0 and the largest at which losses are measured (8)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results (default: output_dir)")
-    parser.add_argument("--accelerate-config", metavar="NAME", help="on several devices: ddp, fsdp2, zero1, zero2, …")
-    parser.add_argument("--num-processes", type=int, metavar="N", help="number of devices for --accelerate-config")
+    add_launch_flags(parser)
     parser.add_argument("--smoke", action="store_true", help="a toy model and toy data, to see that everything runs")
     return parser

@@ -6,11 +6,14 @@ import argparse
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .common import LAYOUTS, launch, shutdown
+
 if TYPE_CHECKING:
-    from ..evaluation.tofu.models import Request
+    from ..evaluation.tofu.run import TofuRequest
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,14 +26,25 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("rosu_llm").setLevel(logging.INFO if first else logging.ERROR)
 
-    from ..evaluation.tofu.models import run
-    from ..toys.tofu import run_smoke
-    from .leaving import leave_group
+    from ..evaluation.processes import from_first
+    from ..evaluation.tofu.run import run
+    from ..presentation.tofu import write_evaluation
 
-    text = (run_smoke if options.smoke else run)(_request(options))
+    asked: AbstractContextManager[TofuRequest] = nullcontext(_request(options))
+    if options.smoke:
+        from ..toys import tofu_toys
+
+        asked = tofu_toys(_request(options))
+    with asked as request:
+        output = run(request)
+        text = from_first(
+            lambda: write_evaluation(
+                output.out, retain=output.retain, target=output.target, transform=request.transform
+            )
+        )
     if first:
         print(text, end="")
-    leave_group()
+    shutdown()
     return 0
 
 
@@ -38,7 +52,6 @@ def _launch(options: argparse.Namespace, argv: Sequence[str]) -> int:
     import torch
 
     from ..errors import ConfigError
-    from .launcher import LAYOUTS, launch
 
     layout = options.accelerate_config or "ddp"
     if layout in LAYOUTS and layout != "ddp":
@@ -109,14 +122,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _request(options: argparse.Namespace) -> Request:
-    from ..evaluation.tofu.fluency import DEFAULT
-    from ..evaluation.tofu.loading import Loading
-    from ..evaluation.tofu.metrics import METRICS
-    from ..evaluation.tofu.models import Request
-    from ..evaluation.tofu.run import TofuSettings
+def _request(options: argparse.Namespace) -> TofuRequest:
+    from ..evaluation.tofu.generation import CLASSIFIER
+    from ..evaluation.tofu.metrics import METRICS, TofuSettings
+    from ..evaluation.tofu.run import Loading, TofuRequest
 
-    classifier = DEFAULT if options.fluency_model is None else options.fluency_model
+    classifier = CLASSIFIER if options.fluency_model is None else options.fluency_model
     settings = TofuSettings(
         data=options.data,
         forget_split=options.forget_split,
@@ -129,7 +140,7 @@ def _request(options: argparse.Namespace) -> Request:
         fluency_model=None if classifier == "none" else classifier,
         metrics=tuple(dict.fromkeys(options.metrics or METRICS)),
     )
-    return Request(
+    return TofuRequest(
         model=options.model,
         settings=settings,
         loading=Loading(

@@ -6,13 +6,14 @@ import argparse
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .leaving import leave_group
+from .common import launch, shutdown
 
 if TYPE_CHECKING:
-    from ..evaluation.wmdp.run import Request
+    from ..evaluation.wmdp.run import WmdpRequest
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,8 +27,6 @@ def main(argv: Sequence[str]) -> int:
         _print_table(options.join, options)
         return 0
     if options.num_processes is not None and not options.smoke:
-        from .launcher import launch
-
         # the processes count themselves: a launcher that quietly starts fewer is noticed
         expected = [*argv, "--expect-processes", str(options.num_processes)]
         if options.device == "cpu":
@@ -35,16 +34,21 @@ def main(argv: Sequence[str]) -> int:
         # autocast would change what --dtype says
         return launch("ddp", options.num_processes, expected, ("eval", "wmdp"), ("--mixed_precision", "no"))
     from ..evaluation.wmdp.run import run
-    from ..toys.wmdp import run_smoke
 
-    path = (run_smoke if options.smoke else run)(_request(options))
+    asked: AbstractContextManager[WmdpRequest] = nullcontext(_request(options))
+    if options.smoke:
+        from ..toys import wmdp_toys
+
+        asked = wmdp_toys(_request(options))
+    with asked as request:
+        path = run(request)
     if path is not None:
         text = _print_table([path], options)
         from ..files import write_atomically
 
         write_atomically(path.with_suffix(".md"), text)
         print(f"\nwrote {path} and {path.with_suffix('.md').name}")
-    leave_group()
+    shutdown()
     return 0
 
 
@@ -90,13 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _request(options: argparse.Namespace) -> Request:
-    from ..evaluation.cache import default_cache
-    from ..evaluation.wmdp.data import TASKS
-    from ..evaluation.wmdp.lm_eval_run import Settings
-    from ..evaluation.wmdp.run import Request
+def _request(options: argparse.Namespace) -> WmdpRequest:
+    from ..evaluation.wmdp.evaluate import TASKS, WmdpSettings
+    from ..evaluation.wmdp.run import WmdpRequest, default_cache
 
-    settings = Settings(
+    settings = WmdpSettings(
         tasks=tuple(dict.fromkeys(options.tasks or TASKS)),
         limit=options.limit,
         dtype=options.dtype,
@@ -105,7 +107,7 @@ def _request(options: argparse.Namespace) -> Request:
         seed=options.seed,
         trust_remote_code=options.trust_remote_code,
     )
-    return Request(
+    return WmdpRequest(
         model=options.model,
         settings=settings,
         out=options.out,
@@ -120,9 +122,9 @@ def _request(options: argparse.Namespace) -> Request:
 
 
 def _print_table(paths: Sequence[Path], options: argparse.Namespace) -> str:
-    from ..presentation.tables import render
-    from ..presentation.wmdp import DIGITS, join
+    from ..presentation.wmdp import join
+    from ..presentation.writers import render
 
     table = join(paths, options.paper)
-    print(render(table, options.format, digits=DIGITS), end="")
-    return render(table, "markdown", digits=DIGITS)
+    print(render(table, options.format), end="")
+    return render(table, "markdown")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..evaluation.results import Result
+    from ..evaluation.tofu.results import Result
 
 
 def main(argv: Sequence[str]) -> int:
@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
 
     from ..errors import ConfigError
-    from ..presentation.report.page import Options, build
+    from ..presentation.report.page import build
     from ..presentation.report.reading import read_runs
     from ..presentation.report.writing import update_cards, write
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     runs = read_runs(options.runs)
     split = next((run.tofu.split for run in runs if run.tofu and run.tofu.split), None)
     references = {name: _reference(getattr(options, name), split) for name in ("target", "retain", "before")}
-    report = build(runs, Options(**references, base=options.base, answers=options.answers, title=options.title))
+    report = build(runs, **references, base=options.base, answers=options.answers, title=options.title)
     folders = list(dict.fromkeys(run.folder for run in runs))
     out = options.out or (folders[0] if len(folders) == 1 else Path("rosu-report"))
     written = write(report, out)
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--title", metavar="TEXT", help="heading of the page")
     parser.add_argument("--answers", type=int, default=8, metavar="N", help="questions to show (default 8)")
     parser.add_argument("--no-card", action="store_true", help="leave the runs' README.md as it is")
-    parser.add_argument("--smoke", action="store_true", help="a page of invented runs in place of RUN, to see one")
+    parser.add_argument("--smoke", action="store_true", help="a page about a toy demo in place of RUN, to see one")
     return parser
 
 
@@ -77,8 +77,8 @@ def _reference(path: Path | None, split: str | None) -> Result | None:
     if path is None:
         return None
 
-    from ..evaluation.collection import find_reference
-    from ..evaluation.results import read_result
+    from ..evaluation.tofu.collection import find_reference
+    from ..evaluation.tofu.results import read_result
 
     return read_result(find_reference(path, split))
 
@@ -86,11 +86,11 @@ def _reference(path: Path | None, split: str | None) -> Result | None:
 def _smoke(out: Path) -> int:
     from tempfile import TemporaryDirectory
 
-    from ..toys.report import write_example
+    from ..toys import demo_toy
+    from .common import quiet
 
+    quiet(threads=1)
     folder = out.parent if out.suffix == ".html" else out
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
-        runs, references = write_example(Path(scratch))
-        flags = [text for name, path in references.items() for text in (f"--{name}", str(path))]
-        return main([*map(str, runs), *flags, "--title", "Invented runs", "--no-card", "--out", str(out)])
+        return main([str(demo_toy(Path(scratch))), "--title", "A toy demo", "--no-card", "--out", str(out)])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..evaluation.results import Result
+    from ..evaluation.tofu.results import Result
     from ..presentation.tofu import TofuTable
 
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".json": "json"}
@@ -20,8 +21,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
 
     from ..errors import ConfigError
-    from ..presentation.tables import render
     from ..presentation.tofu import tofu_table
+    from ..presentation.writers import render
 
     if bool(options.contribution) != bool(options.name):
         raise ConfigError("--contribution DIR and --name NAME belong together: give both or neither.")
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     results, retain, target = _read(options)
     made = tofu_table(results, retain=retain, target=target, transform=options.auc_transform, best=options.best)
     form = options.format or SUFFIXES.get(options.out.suffix if options.out else "", "markdown")
-    text = render(made.table, form, digits=options.digits, bold=options.bold)
+    text = render(replace(made.table, digits=options.digits), form, bold=options.bold)
     files = {options.out: text} if options.out else {}
     if options.contribution:
         files |= _contribution(made, options.contribution, options.name)
@@ -77,13 +78,13 @@ def _parser() -> argparse.ArgumentParser:
 def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Result | None]:
     """The runs and the references, each file once."""
     if options.smoke:
-        from ..toys.table import example
+        from ..toys import example
 
         return example()
 
     from ..errors import ConfigError
-    from ..evaluation.collection import find_reference, find_results
-    from ..evaluation.results import read_result
+    from ..evaluation.tofu.collection import find_reference, find_results
+    from ..evaluation.tofu.results import read_result
 
     if not options.paths:
         raise ConfigError("Nothing to show: give run folders such as saves/unlearn/RUN, or result files.")

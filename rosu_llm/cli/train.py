@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from .leaving import leave_group
+from .common import add_launch_flags, launch, read_settings, shutdown
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,39 +20,30 @@ def main(argv: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file with 'key: value' lines")
-    parser.add_argument(
-        "--accelerate-config",
-        metavar="NAME",
-        help="launch on several devices: ddp, fsdp2, zero1, zero2, zero3, or an accelerate configuration file",
-    )
-    parser.add_argument("--num-processes", type=int, metavar="N", help="number of devices for --accelerate-config")
+    add_launch_flags(parser)
     parser.add_argument("--smoke", action="store_true", help="two steps on a toy model and toy data, to check the rest")
     parser.add_argument(
         "--list-settings", action="store_true", help="print the method's and the run's settings and stop"
     )
     options, rest = parser.parse_known_args(argv)
     if options.accelerate_config or options.num_processes is not None:
-        from .launcher import launch
-
         return launch(options.accelerate_config, options.num_processes, argv)
     if options.list_settings:
         _list_settings()
         return 0
-    from ..recipes.settings import build, read_config, read_flags
-
-    values = read_config(options.config) if options.config else {}
-    values.update(read_flags(rest))
+    values = read_settings(options.config, rest)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("rosu_llm").setLevel(logging.INFO)
     if options.smoke:
-        from ..toys.train import run_smoke
+        from ..toys import train_toy
 
-        run_smoke(values)
+        train_toy(values)
     else:
         from ..recipes.run import run
+        from ..recipes.settings import build
 
         run(build(values))
-    leave_group()
+    shutdown()
     return 0
 
 

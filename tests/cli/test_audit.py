@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rosu_llm.cli.main import main
-from rosu_llm.toys.recipe import toy_values
+from rosu_llm.toys import toy_values
 from tests.conftest import ROOT
 
 RECIPE = str(ROOT / "configs" / "recipes" / "tofu_llama-3.2-1b.yaml")
@@ -62,7 +62,7 @@ def test_sensitivity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["audit", "sensitivity", "not/there", "--out", str(tmp_path), "--smoke"]) == 0
     names = {"audit_sensitivity.json", "audit_sensitivity.md", "sensitivity_rho.png", "sensitivity_retain_batch.png"}
     assert written(tmp_path) == {*names, "smoke"}
-    assert "paper, Llama-3.2-1B" in capsys.readouterr().out
+    assert "The paper's table on ρ is in TOFU's measures" in capsys.readouterr().out
     assert main(["audit", "sensitivity", str(tmp_path / "smoke")]) == 0 and names <= written(tmp_path / "smoke")
     assert main(["audit", "sensitivity", str(tmp_path / "nowhere")]) == 2
     assert "holds no results" in capsys.readouterr().err

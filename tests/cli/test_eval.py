@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from rosu_llm.cli.common import command
 from rosu_llm.cli.eval import BENCHMARKS
-from rosu_llm.cli.launcher import command
 from rosu_llm.cli.main import main
 from tests.cli.test_main import imported
 from tests.conftest import ROOT

@@ -51,7 +51,7 @@ def test_the_card_is_filled_once_and_stays_the_same(run: Path, tmp_path: Path) -
     card = (run / "README.md").read_text()
     assert card.startswith("# mine\n\nkept\n")
     assert card.count(BEGIN) == card.count(END) == 1
-    assert "](<report.html>)" in card and "| Initial | " in card
+    assert "](<report.html>)" in card and "| *Initial* | " in card
     assert main(command) == 0
     assert (run / "README.md").read_text() == card
 
@@ -89,4 +89,4 @@ def test_smoke_writes_below_out_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert main(["report", "no/such/run", "--target", "none", "--out", "out", "--smoke"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     text = (tmp_path / "out" / "report.html").read_text()
-    assert "Invented runs" in text and "No evaluation" not in text
+    assert "A toy demo" in text and "rosu demo" in text and "holdout EM" in text

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rosu_llm.cli.main import main
-from rosu_llm.toys.recipe import toy_values
+from rosu_llm.toys import toy_values
 from tests.conftest import ROOT
 from tests.experiments.test_config_task import NAMES
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rosu_llm.analysis.coupling.measure import measure_coupling
+from rosu_llm import measure_coupling
 from tests.distributed.leaving import leave
 from tests.models import samples, tiny_llama
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rosu_llm.analysis.coupling.measure import measure_coupling
+from rosu_llm import measure_coupling
 from tests.conftest import ROOT
 from tests.distributed.diagnosis_worker import PLAN, data
 from tests.distributed.processes import environment

@@ -162,7 +162,7 @@ def test_accelerate_itself_reads_every_shipped_configuration(path: Path) -> None
 
 
 def test_the_launcher_builds_accelerates_command() -> None:
-    from rosu_llm.cli.launcher import LAYOUTS, command
+    from rosu_llm.cli.common import LAYOUTS, command
 
     assert {path.stem for path in CONFIGS} == set(LAYOUTS)
     argv = ["--config", "x.yaml", "--accelerate-config", "zero3", "--num-processes=4", "--rho", "0.2"]

@@ -1,1 +1,0 @@
-"""Toy inputs for every ``--smoke``."""
