@@ -130,7 +130,7 @@ def check(found: dict[str, float], expected: dict[str, float]) -> None:
 
 
 def ours(model: Any, tokenizer: Any, folder: Path, options: argparse.Namespace, out: Path) -> dict[str, float]:
-    from rosu_llm.evaluation.tofu.run import TofuSettings, evaluate_tofu
+    from rosu_llm import TofuSettings, evaluate_tofu
 
     settings = TofuSettings(
         data=str(folder / "tofu"),

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rosu_llm import ForgetRetainCollator, QuestionAnswerDataset
-from rosu_llm.analysis.coupling.measure import measure_coupling
+from rosu_llm import ForgetRetainCollator, QuestionAnswerDataset, measure_coupling
 from rosu_llm.losses import COUNT, logits_of, token_nll
 
 QUESTIONS = 20  # per author, in the order of TOFU's file

@@ -1,4 +1,4 @@
-"""Documents cannot rot: README commands run, its Python runs, every shipped configuration is parsed."""
+"""Documents cannot rot: the commands and the Python of README and docs run, every shipped configuration is parsed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ import pytest
 import yaml
 
 from rosu_llm.cli.main import VERBS, main
-from rosu_llm.recipes.next_token import parts_needed
-from rosu_llm.recipes.settings import build, read_config
-from rosu_llm.representation.config import RepresentationArguments
-from rosu_llm.training.config import MethodArguments
+from rosu_llm.recipes.settings import build, parts_needed, read_config
 from tests.conftest import ROOT
 from tests.models import tiny_llama
 
@@ -36,20 +33,27 @@ def commands() -> list[list[str]]:
     return [list(words) for words in dict.fromkeys(map(tuple, found))]
 
 
-def test_the_readme_has_commands() -> None:
+def test_the_readme_is_short_and_every_verb_has_a_command_and_a_line() -> None:
+    assert len(README.splitlines()) <= 150
     assert len(commands()) >= 4
     assert {words[1] for words in commands()} == set(VERBS)
+    for page in (README, DOCS["index.md"]):
+        assert {*re.findall(r"^\| `(?:rosu )?([a-z]+)` \|", page, re.MULTILINE)} == set(VERBS)
+
+
+def test_every_script_that_a_page_names_is_run_by_a_test() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in {*re.findall(r"scripts/(\w+\.\w+)", "".join((README, *DOCS.values())))}:
+        assert name in tests, name
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_every_rosu_command_of_the_readme_runs(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_documented_rosu_command_runs(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At smoke size, with the command's own flags, from the project's root."""
     monkeypatch.chdir(ROOT)
     arguments = [w for w in words[1:] if w != "--smoke"]
     if "--accelerate-config" in arguments:  # needs GPUs; a launch on CPUs is tested in tests/distributed
-        from rosu_llm.cli.launcher import command
+        from rosu_llm.cli.common import command
 
         at = arguments.index("--accelerate-config")
         call = command(arguments[at + 1], 2, arguments[1:])
@@ -72,15 +76,29 @@ def test_the_two_scripts_and_ci_are_there_and_run_what_they_say() -> None:
         subprocess.run(["bash", "-n", str(path)], check=True)
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The three blocks, with a toy model and toy pairs under the names they use."""
+def test_the_workflow_and_the_hooks_run_what_ci_runs() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    steps = " ".join(step.get("run", "") for step in workflow["jobs"]["test"]["steps"])
+    for command in ("scripts/test.sh", "ruff check .", "ruff format --check .", "bin/mypy", "mkdocs build --strict"):
+        assert command in ci and command in steps
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [hook["id"] for hook in local["hooks"]] == ["ruff", "ruff-format", "mypy"]
+    forms = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
+    assert sum("body" in form for form in forms) == 2
+
+
+def test_the_python_of_the_first_pages_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """README and quickstart show the same two blocks; with a toy model and toy pairs under the names they use."""
     import torch
 
     from rosu_llm.experiments.demo.world import build_world, small_llama
     from rosu_llm.losses import COUNT, LOSSES, logits_of, token_nll
 
     monkeypatch.chdir(tmp_path)
-    trainer_block, loop_block, loss_block = blocks("python")
+    trainer_block, loop_block = blocks("python")
+    assert blocks("python", DOCS["index.md"]) == [trainer_block, loop_block]
+    (loss_block,) = blocks("python", DOCS["methods.md"])
     world = build_world(0, people={"forget": 1, "retain": 1, "calibration": 1, "holdout": 1})
     small_llama(len(world.tokenizer), 0, hidden=32, layers=1).save_pretrained("model")
     world.tokenizer.save_pretrained("model")
@@ -123,13 +141,12 @@ def test_the_python_of_the_wmdp_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_python_of_the_tofu_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a toy model and toy questions; the results of a first call serve as the retain model's of the second."""
-    from rosu_llm.experiments.demo.run import SMOKE
     from rosu_llm.experiments.demo.world import build_world, small_llama
-    from rosu_llm.toys.tofu import write_toy_data
+    from rosu_llm.toys import write_toy_data
 
     monkeypatch.chdir(tmp_path)
     (block,) = blocks("python", DOCS["tofu.md"])
-    world = build_world(0, people=SMOKE.people)
+    world = build_world(0, people={"forget": 2, "retain": 3, "calibration": 1, "holdout": 1})
     write_toy_data(tmp_path, "forget10", world.corpus.items)
     small = f'data={str(tmp_path)!r}, max_new_tokens=3, fluency_model=None, chat_format="Llama-2-7b-hf", limit=2'
     code = block.replace('chat_format="Llama-3.2-1B-Instruct", limit=40', small)
@@ -139,17 +156,6 @@ def test_the_python_of_the_tofu_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert "forget_quality" not in scope["summary"]
     exec(code, scope)
     assert scope["summary"]["forget_quality"] == 1.0  # the same model
-
-
-def test_every_setting_is_documented() -> None:
-    page = README + DOCS["wmdp.md"]
-    hidden = set(RepresentationArguments.__dataclass_fields__)
-    for name in hidden | set(MethodArguments.__dataclass_fields__):
-        assert f"`{name}`" in page, name
-    table = README.split("## Settings")[1].split("## What is logged")[0]
-    for name in ("method", "rho", "jacobian", "beta", "amplify", "kappa", "calibrate", "tau", "eps_q", "reduction"):
-        assert f"`{name}`" in table
-        assert name in MethodArguments.__dataclass_fields__
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
@@ -246,6 +252,11 @@ def test_wmdp_scripts_run_at_smoke_size(script: str, rows: int, tmp_path: Path) 
     names = {"SMOKE": "1", "METHODS": "rosu", "ROWS": "ROSU delta-only", "OUT": str(tmp_path)}
     printed = run_script(script, tmp_path, **names)
     assert sum(line.startswith("| toy") for line in printed.split("(base)")[-1].splitlines()) == rows
+
+
+def test_the_openunlearning_script_is_whole() -> None:
+    """It needs a checkout of OpenUnlearning, so that only its syntax is checked here."""
+    subprocess.run(["bash", "-n", str(ROOT / "scripts" / "tofu_openunlearning.sh")], check=True)
 
 
 def test_the_picture_can_be_drawn_again(tmp_path: Path) -> None:
