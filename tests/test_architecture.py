@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,3 +93,21 @@ def test_no_class_name_is_used_twice() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_every_imported_name_exists() -> None:
+    """Also those that a verb imports only when it is called."""
+    missing = []
+    for path in FILES:
+        package = ["rosu_llm", *path.relative_to(PACKAGE).parts[:-1]]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = package[: len(package) - (node.level - 1)]
+                module = importlib.import_module(".".join([*base, *([node.module] if node.module else [])]))
+                for alias in node.names:
+                    if not hasattr(module, alias.name):
+                        try:
+                            importlib.import_module(f"{module.__name__}.{alias.name}")
+                        except ModuleNotFoundError:
+                            missing.append(f"{path.relative_to(PACKAGE)}: {alias.name} of {module.__name__}")
+    assert not missing
