@@ -100,8 +100,10 @@ class Rosu(Surrogate):
             return Vector()
         if inner is None or inner.fallback:
             return R
-        if self.jacobian == "none":
-            return S
+        return S if self.jacobian == "none" else self._carried_back(gram, inner)
+
+    def _carried_back(self, gram: Gram, inner: Inner) -> Vector:
+        """s carried back to w by the Jacobian of the surrogate point."""
         if self.needs_hessian:
             return curvature.outer(self.jacobian, inner.alpha, curvature.directions(gram, inner, self.stabilizer))
         u = inner.delta / (inner.alpha * inner.direction_norm)

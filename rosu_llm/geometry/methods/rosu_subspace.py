@@ -24,7 +24,7 @@ from .. import curvature
 from ..gram import Gram
 from ..projection import Stabilizer
 from ..subspace import CUTOFF, Protection
-from ..vector import F, P, R, S, Vector
+from ..vector import F, P, S, Vector
 from .base import BaseRule, InMetric, Inner, Protecting
 from .rosu import Rosu
 
@@ -83,13 +83,7 @@ class SubspaceRosu(Rosu, Protecting, InMetric):
         optimizer_input = None if gram.dual is None else (rho / gram.norm(q)) * q
         return Inner(alpha * direction, norm, alpha, precise=gram.cancels(q), optimizer_input=optimizer_input)
 
-    def outer(self, gram: Gram, inner: Inner | None) -> Vector:
-        if self.components == "delta_only":
-            return Vector()
-        if inner is None or inner.fallback:
-            return R
-        if self.jacobian == "none":
-            return S
+    def _carried_back(self, gram: Gram, inner: Inner) -> Vector:
         inside, span = gram.dual or gram, self.protected(gram)
         q = span.without(F)
         along = inside.dot(q, S) / inside.squared_norm(q)
