@@ -21,6 +21,23 @@ def dtype_argument(dtype: torch.dtype) -> dict[str, Any]:
     return {"dtype" if transformers_is("4.56") else "torch_dtype": dtype}
 
 
+def load_causal_model(name: str, **options: Any) -> Any:
+    """``AutoModelForCausalLM.from_pretrained``, but tensors that the checkpoint lacks are an error.
+
+    transformers fills them with random numbers and goes on.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model, report = AutoModelForCausalLM.from_pretrained(name, **options, output_loading_info=True)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"its files lack {len(missing)} of the model's tensors, first {missing[0]}: they are of another model or "
+            "not whole"
+        )
+    return model
+
+
 def installed_versions(*packages: str) -> dict[str, str]:
     """Package → version, without those that are not installed."""
     found = {}

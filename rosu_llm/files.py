@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from .errors import DataError
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -37,6 +41,31 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}, not an object with named fields.")
     return value
+
+
+def digest(path: Path) -> str:
+    """``sha256:…`` of a file; computed once per process while the file stays as it is."""
+    stat = path.stat()
+    return _digest(path.resolve(), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, size: int, changed: int) -> str:
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            total.update(chunk)
+    return f"sha256:{total.hexdigest()}"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights of a model or adapter in ``folder``."""
+    return sorted(path for pattern in WEIGHTS for path in folder.glob(pattern) if path.is_file())
+
+
+def weight_digests(folder: Path) -> dict[str, str]:
+    """File → digest of the weights in ``folder``: results are of these weights and of no others."""
+    return {path.name: digest(path) for path in weight_files(folder)}
 
 
 def changed_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

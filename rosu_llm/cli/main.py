@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return result
     except RosuError as error:
         print(f"rosu {options.verb}: {error}", file=sys.stderr)
-        return 2
+        return int(getattr(error, "exit_code", 2))
     except KeyboardInterrupt:
         print(f"rosu {options.verb}: interrupted", file=sys.stderr)
         return 130

@@ -78,9 +78,9 @@ def _reference(path: Path | None, split: str | None) -> Result | None:
         return None
 
     from ..evaluation.tofu.collection import find_reference
-    from ..evaluation.tofu.results import read_result
+    from ..evaluation.tofu.results import check_current, read_result
 
-    return read_result(find_reference(path, split))
+    return check_current(read_result(find_reference(path, split)))
 
 
 def _smoke(out: Path) -> int:

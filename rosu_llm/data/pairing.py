@@ -116,4 +116,18 @@ class ForgetRetainCollator:
             batch["labels"][i, : len(label)] = label
         if "corpus" in samples[0]:
             batch["corpus"] = torch.tensor([int(s["corpus"]) for s in samples])
+        for name in samples[0]:
+            if name not in batch and hasattr(samples[0][name], "shape"):
+                batch[name] = _joined(name, [torch.as_tensor(s[name]) for s in samples], [len(r) for r in rows], width)
         return batch
+
+
+def _joined(name: str, values: Sequence[torch.Tensor], lengths: Sequence[int], width: int) -> torch.Tensor:
+    """Further tensors of the samples, such as images or token types: one per token padded, others stacked or joined."""
+    if all(value.dim() == 1 and len(value) == length for value, length in zip(values, lengths, strict=True)):
+        return torch.stack([torch.nn.functional.pad(value, (0, width - len(value))) for value in values])
+    if len({value.shape for value in values}) == 1:
+        return torch.stack(list(values))
+    if len({value.shape[1:] for value in values}) == 1 and values[0].dim() > 1:
+        return torch.cat(list(values))  # patches of images of different size
+    raise DataError(f"The samples' {name} have shapes that cannot be batched: use a data_collator of your own.")

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..files import read_json
+from ..files import digest, read_json, weight_digests, weight_files
 
 ADAPTER = "adapter_config.json"
 HASHED = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-CHUNK = 1 << 22
 WITHOUT_EFFECT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
 PER_CALL = ("truncation", "padding")  # of a tokenizer: set by every call
 
@@ -48,6 +48,7 @@ def is_model(folder: Path) -> bool:
 def find_model(name: str, *, adapters: bool = False) -> Model:
     """The model called ``name``, checked as far as possible without loading it; an adapter only with ``adapters``."""
     folder = Path(name).expanduser()
+    _refuse_mixture(folder)
     if adapters and (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
         base = read_json(folder / ADAPTER).get("base_model_name_or_path")
         if not base:
@@ -85,12 +86,30 @@ def identity(model: Model) -> str:
     total = hashlib.sha256()
     for path in sorted(Path(model.source).iterdir()):
         if path.is_file() and path.suffix in HASHED:
-            digest = hashlib.sha256()
-            with path.open("rb") as file:
-                while chunk := file.read(CHUNK):
-                    digest.update(chunk)
-            total.update(f"{path.name}\0{digest.hexdigest()}\n".encode())
+            total.update(f"{path.name}\0{digest(path).removeprefix('sha256:')}\n".encode())
     return f"sha256:{total.hexdigest()}"
+
+
+def _refuse_mixture(folder: Path) -> None:
+    """Of a model and an adapter in one folder transformers would load the one on top of the other's base."""
+    whole = [path.name for path in weight_files(folder) if not path.name.startswith("adapter_")]
+    if (folder / ADAPTER).is_file() and (whole or (folder / "config.json").is_file()):
+        raise ConfigError(
+            f"The folder {str(folder)!r} holds an adapter ({ADAPTER}) and a whole model "
+            f"({(*whole, 'config.json')[0]}), perhaps of two runs: move one of them elsewhere."
+        )
+
+
+def of_other_weights(recorded: Mapping[str, str] | None, folder: Path) -> str | None:
+    """Why results that were made for the weights ``recorded`` (file → digest) are not those of ``folder``'s model.
+
+    None where they are, and where nothing tells: nothing was recorded, or the folder holds no weights any more.
+    """
+    now = weight_digests(folder) if recorded else {}
+    if not recorded or not now or now == recorded:
+        return None
+    changed = sorted(name for name in {*now, *recorded} if now.get(name) != recorded.get(name))
+    return f"other weights lie in {folder} now ({', '.join(changed[:3])} changed since): evaluate its model again"
 
 
 def _check_folder(folder: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import lru_cache
+from typing import Any
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -10,13 +14,39 @@ from .registry import Batch, LossContext, register_loss
 
 IGNORE = -100
 
-#: Keys of a batch that are the model's business; everything else stays out of its forward.
+#: What a model is given whose forward takes any name; of others, what it names.
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "inputs_embeds")
 
 
+def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """What of a batch the model's forward takes; labels stay out so that it computes no loss of its own."""
+    taken = _taken(type(_unwrapped(model)))
+    return {name: value for name, value in batch.items() if name in taken}
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model inside DDP, DeepSpeed's engine, torch.compile and PEFT, whose own forward takes anything."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        elif type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
+            model = model.module
+        else:
+            return model
+
+
+@lru_cache(maxsize=64)
+def _taken(kind: type[nn.Module]) -> frozenset[str]:
+    parameters = inspect.signature(kind.forward).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return frozenset({*parameters, *(MODEL_INPUTS if free else ())} - {"self", "labels"})
+
+
 def logits_of(model: nn.Module, batch: Batch) -> Tensor:
-    """Logits in at least float32; labels stay out so that the model computes no loss of its own."""
-    logits: Tensor = model(**{k: batch[k] for k in MODEL_INPUTS if k in batch}).logits
+    """Logits in at least float32."""
+    logits: Tensor = model(**model_inputs(model, batch)).logits
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 

@@ -53,6 +53,10 @@ class ReferenceLogProbs:
         finally:
             model.train(training)
 
+    def know(self, batch: Batch) -> bool:
+        """Whether every sample of the batch has a value."""
+        return all(key in self.values for key in sample_keys(batch))
+
     def __call__(self, batch: Batch) -> Tensor:
         keys = sample_keys(batch)
         missing = sum(key not in self.values for key in keys)

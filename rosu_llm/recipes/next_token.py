@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from ..compat import dtype_argument
+from ..compat import dtype_argument, load_causal_model
 from ..data.chat_format import FORMAT_FILE, ChatFormat, find_format, format_json, saved_format
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..data.sources import load_samples
@@ -122,17 +123,15 @@ def _check_fits(samples: Any, model: Any, tokenizer: Any, form: ChatFormat | Non
 
 
 def _model(arguments: RunArguments) -> Any:
-    from transformers import AutoModelForCausalLM
-
     extra = {"attn_implementation": arguments.attn_implementation} if arguments.attn_implementation else {}
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            arguments.model_name_or_path,
+        return load_causal_model(
+            str(arguments.model_name_or_path),
             **dtype_argument(getattr(torch, arguments.dtype)),
             trust_remote_code=arguments.trust_remote_code,
             **extra,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise not_loaded(arguments, "model", error) from error
 
 
@@ -148,6 +147,8 @@ def _lora(arguments: RunArguments) -> Any:
         r=arguments.lora_r,
         lora_alpha=arguments.lora_alpha,
         lora_dropout=arguments.lora_dropout,
-        target_modules=targets.split(",") if isinstance(targets, str) and "," in targets else targets,
+        target_modules=[name.strip() for name in targets.split(",")]
+        if isinstance(targets, str) and "," in targets
+        else targets,
         task_type="CAUSAL_LM",
     )

@@ -16,9 +16,11 @@ import torch
 from transformers import AutoTokenizer
 
 from ..errors import ConfigError, one_line
-from ..training.checkpoints import in_checkpoint, last_complete, resolve_resume
+from ..training.checkpoints import in_checkpoint, resolve_resume
 from ..training.config import ROSUConfig
+from ..training.supported import check_training_arguments
 from ..training.trainer import ROSUMixin
+from .folder import occupant
 from .record import check_same_run
 from .settings import Recipe, RunArguments, parts_needed
 
@@ -58,7 +60,6 @@ def load(recipe: Recipe) -> Loaded:
     """The first half of :func:`prepare`: check everything that can be checked, then load."""
     arguments, config = recipe
     arguments.check_run(parts_needed(config))
-    check_output(arguments, config)
     check_config(config)
     check_model(arguments)
     loaded: Loaded = _level(recipe).load(recipe)
@@ -107,6 +108,7 @@ def check_config(config: ROSUConfig) -> None:
     """Raise for training arguments with which no step can be taken, or which need something that is missing."""
     from transformers.integrations import get_available_reporting_integrations
 
+    check_training_arguments(config)
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)} must be at least 1.")
@@ -143,13 +145,22 @@ def check_model(arguments: RunArguments) -> None:
 
 
 def check_output(arguments: RunArguments, config: ROSUConfig) -> None:
-    """Raise for an output folder with checkpoints of another run."""
-    if config.resume_from_checkpoint or arguments.overwrite or last_complete(Path(config.output_dir)) is None:
+    """Raise for an output folder whose contents the run would destroy unasked."""
+    out = Path(config.output_dir)
+    found, checkpoint = occupant(out), resolve_resume(config.resume_from_checkpoint, config.output_dir)
+    if found is None or (checkpoint is not None and in_checkpoint(Path(checkpoint).resolve(), out.resolve())):
         return
-    raise ConfigError(
-        f"output_dir={config.output_dir!r} already holds checkpoints. Pass --resume-from-checkpoint true to go on "
-        "from the newest, --overwrite true to start over, or another --output-dir."
-    )
+    if found == "foreign":
+        raise ConfigError(
+            f"output_dir={config.output_dir!r} holds a model that no run of rosu wrote: give another --output-dir."
+        )
+    if not arguments.overwrite:
+        resume = "" if found == "run" else "--resume-from-checkpoint true to go on from the newest, "
+        what = "a finished run" if found == "run" else "checkpoints"
+        raise ConfigError(
+            f"output_dir={config.output_dir!r} already holds {what}. Pass {resume}--overwrite true to start over, or "
+            "another --output-dir."
+        )
 
 
 def check_start(arguments: RunArguments, config: ROSUConfig) -> None:
@@ -166,6 +177,7 @@ def check_start(arguments: RunArguments, config: ROSUConfig) -> None:
     if config.should_save and not (place.is_dir() and os.access(place, os.W_OK)):
         reason = "cannot be written to" if place.is_dir() else "is a file"
         raise ConfigError(f"output_dir={config.output_dir!r}: {str(place)!r} {reason}. Give another --output-dir.")
+    check_output(arguments, config)
     checkpoint = resolve_resume(config.resume_from_checkpoint, config.output_dir)
     if checkpoint is not None:
         check_same_run(checkpoint, arguments, config)

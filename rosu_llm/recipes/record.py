@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import platform
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,11 +18,15 @@ from typing import Any
 
 from .. import __version__
 from ..compat import installed_versions
-from ..errors import ConfigError
-from ..files import changed_conditions, write_atomically
+from ..data.sources import local_file
+from ..errors import ConfigError, DataError
+from ..files import changed_conditions, digest, write_atomically
 from ..training.checkpoints import STATE_FILE
 from ..training.config import MethodArguments, ROSUConfig
+from ..training.supported import deciding
 from .settings import RunArguments
+
+logger = logging.getLogger(__name__)
 
 RECORD_FILE = "rosu_run.json"
 SCHEMA = "rosu/run/1"
@@ -34,9 +39,11 @@ _TRAINING = (
 ).split()
 #: May change: the run's length, where it writes, how a step is divided into batches, and how it is computed.
 _FREE = (
-    "max_steps num_train_epochs output_dir overwrite per_device_train_batch_size gradient_accumulation_steps "
-    "attn_implementation trust_remote_code"
+    "max_steps num_train_epochs output_dir overwrite allow_changed per_device_train_batch_size "
+    "gradient_accumulation_steps attn_implementation trust_remote_code"
 ).split()
+#: Restored with the optimizer, whatever the settings say.
+_IN_OPTIMIZER = "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon optim".split()
 _SOURCES = {"model_name_or_path", "forget_data", "retain_data", "holdout_data", "chat_format"}
 
 
@@ -68,13 +75,34 @@ def write_record(trainer: Any, arguments: RunArguments, seconds: float) -> None:
 
 
 def settings_to_keep(arguments: RunArguments, config: ROSUConfig) -> dict[str, Any]:
-    """The settings that a checkpoint stores, as JSON reads them back."""
+    """The settings that a checkpoint stores, as JSON reads them back, and what the data files held."""
     window = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
-    settings = {**run_settings(arguments, config, config), "samples_per_step": window}
+    training = {name: getattr(config, name) for name in deciding() if hasattr(config, name)}
+    settings = {
+        **{name: getattr(value, "value", value) for name, value in training.items()},
+        **run_settings(arguments, config, config),
+        "samples_per_step": window,
+        "contents": _contents(arguments),
+    }
     kept: dict[str, Any] = json.loads(json.dumps({k: v for k, v in settings.items() if k not in _FREE}, default=str))
     if arguments.lora_r is None:
         kept = {name: value for name, value in kept.items() if name == "lora_r" or not name.startswith("lora_")}
     return kept
+
+
+def _contents(arguments: RunArguments) -> dict[str, Any]:
+    """Setting → digests of the files it names; those on the hub have none."""
+    found: dict[str, Any] = {}
+    for name in ("forget_data", "retain_data", "holdout_data"):
+        given = getattr(arguments, name) or []
+        for source in [given] if isinstance(given, str) else given:
+            try:
+                path = local_file(source)
+            except DataError:
+                continue  # the error comes where the rows are read
+            if path is not None:
+                found.setdefault(name, []).append(digest(path))
+    return found
 
 
 def check_same_run(checkpoint: str, arguments: RunArguments, config: ROSUConfig) -> None:
@@ -84,10 +112,19 @@ def check_same_run(checkpoint: str, arguments: RunArguments, config: ROSUConfig)
     now = settings_to_keep(arguments, config)
     then = {name: before[name] for name in now if name in before}
     then |= {name: now[name] for name in _SOURCES & then.keys() if same_source(then[name], now[name])}
-    if changed := changed_conditions(then, {name: now[name] for name in then}):
+    changed = changed_conditions(then, {name: now[name] for name in then})
+    if arguments.allow_changed:
+        logger.warning("Resuming %s with other settings: %s.", checkpoint, "; ".join(changed) or "none")
+        changed = [each for each in changed if each.split(" ")[0] in _IN_OPTIMIZER]
+        if changed:
+            raise ConfigError(
+                f"{'; '.join(changed)}: the optimizer's state in {checkpoint!r} would override it, also with "
+                "--allow-changed. Leave it as it was, or start a new run."
+            )
+    if changed:
         raise ConfigError(
             f"{checkpoint!r} is of a run with other settings ({'; '.join(changed)}): resume with the settings it was "
-            "started with, or start a new run in another --output-dir."
+            "started with, start a new run in another --output-dir, or pass --allow-changed true."
         )
 
 

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 from transformers import TrainerCallback
 
 from ..errors import ConfigError
-from ..training.checkpoints import remove_all
+from ..training.checkpoints import resolve_resume
 from ..training.trainer import ROSUMixin
+from .folder import RunFolder, locked
 from .next_token import write_format
-from .prepare import Loaded, assemble, check_start, load
+from .prepare import Loaded, assemble, check_output, check_start, load
 from .record import settings_to_keep, write_record
 from .settings import Recipe, RunArguments
 
@@ -30,31 +31,40 @@ def run(recipe: Recipe) -> ROSUMixin:
 
 
 def train(recipe: Recipe, loaded: Loaded) -> ROSUMixin:
-    """The second half of :func:`run`, for a model and data that are loaded already.
+    """The second half of :func:`run`, for a model and data that are loaded already."""
+    config = recipe.config
+    if not config.should_save:
+        return _train(recipe, loaded, None)
+    out = Path(config.output_dir)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir={config.output_dir!r} cannot be made ({error.strerror}): give another --output-dir."
+        ) from error
+    with locked(out):
+        check_output(*recipe)  # again: it may have been filled while the model was loaded
+        return _train(recipe, loaded, RunFolder(out))
+
+
+def _train(recipe: Recipe, loaded: Loaded, folder: RunFolder | None) -> ROSUMixin:
+    """Train and save; ``folder`` on the process that writes.
 
     The output folder's old contents are touched only after the first step, before anything is saved: by then every
     check of the run has passed.
     """
     arguments, config = recipe
-    if config.should_save:
-        try:
-            Path(config.output_dir).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"output_dir={config.output_dir!r} cannot be made ({error.strerror}): give another --output-dir."
-            ) from error
     trainer = assemble(recipe, loaded).trainer
-    trainer.check_destination(overwrite=arguments.overwrite)
+    resumes = resolve_resume(config.resume_from_checkpoint, config.output_dir) is not None
+    trainer.check_destination(overwrite=arguments.overwrite or resumes)
     trainer.run_settings = settings_to_keep(arguments, config)
 
     @cache
     def replace_old_run() -> None:
         """Once, on the process that writes."""
-        if not config.should_save:
-            return
-        if arguments.overwrite and not config.resume_from_checkpoint:
-            remove_all(Path(config.output_dir))
-        write_format(arguments, trainer)  # now, for whoever evaluates a checkpoint
+        if folder is not None:
+            folder.claim(replace=arguments.overwrite and not resumes)
+            write_format(arguments, trainer)  # now, for whoever evaluates a checkpoint
 
     class AfterTheFirstStep(TrainerCallback):
         """The first step builds and checks the method's parts."""
@@ -63,11 +73,14 @@ def train(recipe: Recipe, loaded: Loaded) -> ROSUMixin:
             replace_old_run()
 
     trainer.add_callback(AfterTheFirstStep())
+    trainer.stops_on_signals = True
     start = perf_counter()
     trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     seconds = perf_counter() - start
     replace_old_run()  # a resumed run may have had no step left
     save(trainer, arguments, seconds)
+    if folder is not None:
+        folder.finish()
     logger.info("The model is in %s", config.output_dir)
     return trainer
 

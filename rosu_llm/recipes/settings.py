@@ -66,7 +66,10 @@ class RunArguments:
     lora_alpha: int = field(default=32, metadata={"help": "LoRA scale."})
     lora_dropout: float = field(default=0.0, metadata={"help": "LoRA dropout."})
     lora_target_modules: str | list[str] = field(default="all-linear", metadata={"help": "Layers that get an adapter."})
-    overwrite: bool = field(default=False, metadata={"help": "Start over in an output_dir that holds checkpoints."})
+    overwrite: bool = field(default=False, metadata={"help": "Start over in an output_dir that holds a run of rosu."})
+    allow_changed: bool = field(
+        default=False, metadata={"help": "Resume although settings or data are not those the run was started with."}
+    )
 
     def check_run(self, parts: Sequence[str] = ("forget", "retain")) -> None:
         """Raise for what is missing; ``parts`` are those the method computes gradients of."""

@@ -26,7 +26,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 #: What goes along with the weights: configuration, tokenizer, chat template, code of custom models.
 _COMPANIONS = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken", ".vocab")
-_NOT_COMPANIONS = (INDEX, "pytorch_model.bin.index.json", "trainer_state.json", "training_args.json")
+_NOT_COMPANIONS = (
+    *(INDEX, "pytorch_model.bin.index.json", "trainer_state.json", "training_args.json"),
+    *("rosu_run.json", "rosu_files.json"),  # of the run that made the original
+)
 
 _DTYPES = {
     "F64": torch.float64,

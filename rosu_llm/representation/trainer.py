@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer
 
-from ..compat import dtype_argument
+from ..compat import dtype_argument, load_causal_model
 from ..data.pairing import ForgetRetainCollator
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..losses import LossContext
@@ -104,10 +104,8 @@ class RepresentationMixin(ROSUMixin):
         self, name: str, settings: RepresentationArguments, dtype: torch.dtype, options: Mapping[str, Any]
     ) -> tuple[Any, list[str]]:
         if settings.path == "plain":
-            from transformers import AutoModelForCausalLM
-
             extra = {k: v for k, v in options.items() if v}
-            model = AutoModelForCausalLM.from_pretrained(name, **dtype_argument(dtype), **extra)
+            model = load_causal_model(name, **dtype_argument(dtype), **extra)
             return model, self._select(model, settings)
         part = load_truncated(
             name,

@@ -44,12 +44,18 @@ Preconditioners = list[Preconditioner | None]
 
 def check_adaptive(optimizer: torch.optim.Optimizer) -> None:
     """Refuse optimizers whose second moments cannot be read."""
+    own = type(optimizer).__module__.split(".")[0] in ("bitsandbytes", "torchao")  # quantised, or by other names
     for group in optimizer.param_groups:
-        if "betas" not in group or "eps" not in group or type(optimizer).__name__.lower().endswith("8bit"):
-            raise ConfigError(
-                f"metric='adam' needs the second moments of Adam, which {type(optimizer).__name__} does not keep (in "
-                "full precision): use optim='adamw_torch', or metric='euclidean'."
-            )
+        if own or "betas" not in group or "eps" not in group or type(optimizer).__name__.lower().endswith("8bit"):
+            raise _unreadable(optimizer)
+
+
+def _unreadable(optimizer: torch.optim.Optimizer) -> ConfigError:
+    kind = type(optimizer)
+    return ConfigError(
+        f"metric='adam' needs the second moments of Adam, which {kind.__module__.split('.')[0]}'s {kind.__name__} does "
+        "not keep (in full precision): use optim='adamw_torch', or metric='euclidean'."
+    )
 
 
 def second_moment(group: dict[str, Any]) -> str:
@@ -62,6 +68,8 @@ def preconditioner_of(optimizer: torch.optim.Optimizer, parameter: Any, group: d
     state = optimizer.state.get(parameter)
     if not state:
         return None
+    if second_moment(group) not in state:
+        raise _unreadable(optimizer)
     second = state[second_moment(group)]
     count = state["step"] if "step" in state else group["step"]  # fused kernels count per group
     correction = 1.0 - group["betas"][1] ** float(count)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import DataError, PerturbedWeightsError
+from ..errors import ConfigError, DataError, PerturbedWeightsError
 from ..geometry import Inner, Vector, build_rule
 from ..space import LocalSpace, ParameterSpace
 from .calibration import Calibration
@@ -143,7 +143,10 @@ class UnlearningStep:
         self, window: Mapping[str, Sequence[Closure]], samples: Sequence[Closure] = (), *, step: int, total: int
     ) -> Outcome:
         """All passes of update number ``step`` of ``total``; on return ``.grad`` holds the optimizer's gradient."""
-        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        # a group that is frozen by a learning rate of 0 is not the one whose steps are amplified
+        learning_rate = next((float(g["lr"]) for g in self.optimizer.param_groups if float(g["lr"])), 0.0)
+        if total <= 0:
+            self._refuse_schedules()
         rho = self._rho.at(step, total)
         beta = self._beta.at(step, total, learning_rate, rho)
         self._pending, self._factor = None, 1.0
@@ -208,9 +211,15 @@ class UnlearningStep:
         if self.amplifier.mode == "direct" and len({g["lr"] for g in self.optimizer.param_groups}) > 1:
             self._warn(
                 "group-lr",
-                "The optimizer's parameter groups have different learning rates; the tied β uses the first group's, so "
-                "that the pull stays one retain-neutral vector.",
+                "The optimizer's parameter groups have different learning rates; the tied β uses the first that is not 0, "
+                "so that the pull stays one retain-neutral vector.",
             )
+
+    def _refuse_schedules(self) -> None:
+        """Raise for what moves over a run whose length is not known, and would silently stand still."""
+        for name, value in (("rho_schedule", self._rho.kind), ("beta", self._beta.beta)):
+            if value in ("cosine", "two_phase"):
+                raise ConfigError(f"{name}={value!r} needs total_steps, the length of the run: pass total_steps=N.")
 
     def _warn(self, key: str, message: str) -> None:
         if key not in self._warned:

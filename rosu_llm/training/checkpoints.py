@@ -133,15 +133,17 @@ def _delete(path: Path) -> None:
 
 
 def resolve_resume(value: str | bool | None, output_dir: str) -> str | None:
-    """What ``resume_from_checkpoint`` stands for: a whole checkpoint or nothing."""
+    """What ``resume_from_checkpoint`` stands for: a whole checkpoint or nothing; ``auto``: the newest, if any."""
     if not value:
         return None
-    if value is True:
+    if value is True or value == "auto":
         found = last_complete(Path(output_dir), resumable=True)
+        if found is None and value == "auto":
+            return None
         if found is None:
             raise ConfigError(
                 f"resume_from_checkpoint=True, but {output_dir!r} holds no complete checkpoint with an optimizer's "
-                "state. Start without it, or give the path of a checkpoint."
+                "state. Start without it, write auto to begin where there is none, or give the path of a checkpoint."
             )
         return str(found)
     path = Path(value)
@@ -195,6 +197,7 @@ class Saving(Base):  # type: ignore[misc]
     method_args: MethodArguments
     _references: References
     _calibration: Calibration | None
+    _metrics: dict[str, list[float]]
     #: What a checkpoint says about its run, so that resuming can tell whether it is the same one.
     run_settings: Mapping[str, Any] | None = None
     _limit: int | None = None
@@ -218,6 +221,8 @@ class Saving(Base):  # type: ignore[misc]
         state: dict[str, Any] = {}
         if self._calibration is not None:
             state["calibrate_target"] = self._calibration.target
+        if self._metrics:  # of steps since the last log: minima over a log's steps survive a resumption
+            state["since_last_log"] = self._metrics
         if self.run_settings is not None:
             state["settings"] = self.run_settings
         if state:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..losses import COUNT
 from .config import MethodArguments
+from .references import References
 from .window import PARTS, WindowLoss
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class PairedEvaluation(Base):  # type: ignore[misc]
     """Losses of ``{"forget": …, "retain": …}`` batches; plain batches are left to Trainer."""
 
     method_args: MethodArguments
+    _references: References
     _eval_parts: dict[str, list[float]]
 
     def window_loss(self, part: str) -> WindowLoss:
@@ -35,14 +37,16 @@ class PairedEvaluation(Base):  # type: ignore[misc]
         if not any(part in inputs for part in PARTS):
             return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
         part = "retain" if "retain" in inputs else "forget"
-        loss = self._mean_loss(model, inputs[part], part)
+        total, units = self._summed_loss(model, inputs[part], part)
+        loss = total / units.clamp(min=1)
         return (loss, {}) if return_outputs else loss
 
-    def _mean_loss(self, model: nn.Module, batch: Mapping[str, Any], part: str) -> Tensor:
+    def _summed_loss(self, model: nn.Module, batch: Mapping[str, Any], part: str) -> tuple[Tensor, Tensor]:
+        """The loss summed over its units, and their number."""
         window = self.window_loss(part)
         with self.compute_loss_context_manager():
             total = window.spec.function(model, batch, window.context)
-        return total / COUNT[window.spec.unit](batch).clamp(min=1)
+        return total, COUNT[window.spec.unit](batch)
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -53,20 +57,29 @@ class PairedEvaluation(Base):  # type: ignore[misc]
             result = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
             return result
         inputs = self._prepare_inputs(inputs)
+        loss: Tensor | None = None
         with torch.no_grad():
-            if "forget" in inputs:
-                value = float(self._mean_loss(model, inputs["forget"], "forget"))
-                self._eval_parts.setdefault("forget_loss", []).append(value)
-            return self.compute_loss(model, inputs).detach(), None, None
+            for part in PARTS:
+                if part in inputs and (part != "forget" or self._references.cover(model, inputs[part])):
+                    total, units = self._summed_loss(model, inputs[part], part)
+                    sums = self._eval_parts.setdefault(part, [0.0, 0.0])
+                    sums[0] += float(total)
+                    sums[1] += float(units)
+                    loss = total.detach() / units.clamp(min=1)
+        return loss, None, None
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, plus the forget loss of paired batches."""
+        """Trainer's, with the losses of paired batches: sums over all of them, so that batch sizes do not matter."""
         self._eval_parts = {}
         output = super().evaluation_loop(*args, **kwargs)
         prefix = kwargs.get("metric_key_prefix", "eval")
-        for name, values in self._eval_parts.items():
-            mean = self.mean_over_ranks(torch.tensor([sum(values) / len(values)], dtype=torch.float64))
-            output.metrics[f"{prefix}_{name}"] = float(mean[0])
+        for part, sums in self._eval_parts.items():
+            total, units = self.mean_over_ranks(torch.tensor(sums, dtype=torch.float64)).tolist()
+            if units:
+                alone = part == "retain" or "retain" not in self._eval_parts
+                output.metrics[f"{prefix}_loss" if alone else f"{prefix}_{part}_loss"] = total / units
+                if alone and part == "forget":
+                    output.metrics[f"{prefix}_forget_loss"] = total / units
         return output
 
     def floating_point_ops(self, inputs: Any) -> int:

@@ -37,6 +37,8 @@ class References:
     def __init__(self, settings: MethodArguments, model: nn.Module, layout: str) -> None:
         self._settings = settings
         self.logprobs = ReferenceLogProbs()
+        self._told = False
+        self._fixed = False  # whether the model may have left its initial weights since
         self.model: ReferenceModel | None = None
         needing = [part for part in PARTS if settings.loss(part).reference == "logits"]
         if not needing:
@@ -62,10 +64,18 @@ class References:
         """Memory of a frozen copy of the model, where one is kept."""
         return self.model.extra_bytes if self.model is not None else 0
 
-    def restart(self, checkpoint: str | None) -> None:
-        """Forget the log-probabilities, or take those of a checkpoint: the initial model is gone by then."""
-        self.logprobs = ReferenceLogProbs()
-        if checkpoint is None or not self.needs_logprobs:
+    def restart(self, checkpoint: str | None, *, new_model: bool = False) -> None:
+        """Before training: keep the log-probabilities there are, or take those of a checkpoint.
+
+        The initial model may be gone: a second training of one model goes on from the first one's weights, but not
+        where a ``new_model`` is made for it.
+        """
+        if checkpoint is None:
+            if new_model:
+                self.logprobs, self._fixed = ReferenceLogProbs(), False
+            return
+        self.logprobs, self._fixed = ReferenceLogProbs(), True
+        if not self.needs_logprobs:
             return
         path = Path(checkpoint) / REFERENCE_FILE
         if not path.is_file():
@@ -77,8 +87,25 @@ class References:
 
     def compute(self, model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
         """The log-probabilities of all forget batches under the weights the model has now, unless they are known."""
-        if self.needs_logprobs and not self.logprobs.values:
+        if self.needs_logprobs and not self._fixed:
             self.logprobs.compute(model, batches())
+        self._fixed = True
+
+    def cover(self, model: nn.Module, batch: Batch) -> bool:
+        """Whether the forget loss of an evaluation batch can be had; before training its references are computed."""
+        if not self.needs_logprobs or self.logprobs.know(batch):
+            return True
+        if self._fixed:
+            if not self._told:
+                logger.warning(
+                    "eval_forget_loss leaves out samples that were no part of eval_dataset when training began: "
+                    "forget_loss=%s compares with the initial model, which is gone.",
+                    self._settings.forget_loss,
+                )
+            self._told = True
+            return False
+        self.logprobs.compute(model, [batch])
+        return True
 
     def window_loss(
         self,

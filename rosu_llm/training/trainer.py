@@ -15,6 +15,8 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +24,30 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
-from ..compat import dtype_argument, transformers_is
+from ..compat import dtype_argument, load_causal_model, transformers_is
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
-from ..errors import ConfigError, DataError, EmptyUpdateError, UnsupportedLayoutError
+from ..errors import ConfigError, DataError, EmptyUpdateError
 from ..space import ParameterSpace
 from ..space.select import select_space
 from ..step import Calibration, Closure, Outcome, UnlearningStep, over_steps
+from .adapter import add_adapter
 from .checkpoints import STATE_FILE, Saving, resolve_resume
+from .checks import (
+    check_handed_over,
+    check_model,
+    check_optimizer,
+    check_second_derivatives,
+    paired_sets,
+)
 from .config import MethodArguments, ROSUConfig
 from .layout import check_layout, compute_dtype
 from .paired_evaluation import PairedEvaluation
 from .per_sample import Ranks, sample_closures
 from .precision import prepare_precision
+from .preemption import stopping_on_signals, without_jit_checkpoint
 from .preflight import Preflight, preflight
 from .references import References
+from .supported import check_training_arguments
 from .window import WindowLoss, check_batch, mean_nll
 
 logger = logging.getLogger(__name__)
@@ -99,27 +111,27 @@ class ROSUMixin(PairedEvaluation, Saving):
         **kwargs: Any,
     ) -> None:
         args, settings = self._take_settings(args, method_args)
+        check_training_arguments(args)
+        check_handed_over(settings, kwargs)
         self._check_data(kwargs.get("train_dataset"), holdout_dataset, kwargs.get("model_init"))
         self._holdout = holdout_dataset
         if isinstance(model, str):
-            model = _load(model)
+            model = load_causal_model(model, **dtype_argument(torch.float32))
         if model is not None:
-            if peft_config is not None:
-                model = _adapt(model, peft_config)
-            self._prepare_precision(model, args)
+            model = self._prepare_model(model, args, peft_config)
+        elif kwargs.get("model_init") is not None:
+            given = kwargs["model_init"]
+            kwargs["model_init"] = wraps(given)(lambda *trial: self._prepare_model(given(*trial), args, peft_config))
         _rename_tokenizer(super().__init__, kwargs)
         tokenizer = kwargs.get("processing_class", kwargs.get("tokenizer"))
         dataset = kwargs.get("train_dataset")
         if kwargs.get("data_collator") is None and isinstance(dataset, ForgetRetainDataset):
             kwargs["data_collator"] = ForgetRetainCollator(getattr(tokenizer, "pad_token_id", None) or 0)
-        super().__init__(model, args, *rest, **kwargs)
+        with without_jit_checkpoint(args) as self.stops_on_signals:
+            super().__init__(model, args, *rest, **kwargs)
         self.layout = check_layout(self.accelerator, self.model, self.args.n_gpu)
         self._check_samples()
-        if settings.rule().needs_hessian and self.layout not in ("local", "ddp"):
-            raise UnsupportedLayoutError(
-                f"jacobian={settings.jacobian!r} differentiates twice through whole parameters, which {self.layout} "
-                "takes apart: use one device or DDP, or jacobian='relaxed'."
-            )
+        check_second_derivatives(settings, self.args, self.model, self.layout)
         if hasattr(dataset, "set_epoch"):
             self.add_callback(_EpochPairing(dataset))
         self._no_empty_update = _NoEmptyUpdate()
@@ -148,6 +160,14 @@ class ROSUMixin(PairedEvaluation, Saving):
         return args, settings
 
     # -- checks ---------------------------------------------------------------------------------
+
+    def _prepare_model(self, model: Any, args: Any, peft_config: Any) -> Any:
+        """The model as it is trained: checked, with its adapter, in the precision that perturbations need."""
+        check_model(model)
+        if peft_config is not None:
+            model = add_adapter(model, peft_config, args.seed)  # Trainer seeds later
+        self._prepare_precision(model, args)
+        return model
 
     def _prepare_precision(self, model: nn.Module, args: Any) -> None:
         # DeepSpeed keeps a float32 master of bf16 weights itself. A launcher sets the plugin, not the argument.
@@ -232,7 +252,9 @@ class ROSUMixin(PairedEvaluation, Saving):
     def compute_references(self, model: nn.Module) -> None:
         """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""
         with self.compute_loss_context_manager():
-            self._references.compute(model, lambda: (b["forget"] for b in self._batches(self.train_dataset)))
+            sets = [self.train_dataset, *paired_sets(self.eval_dataset)]
+            batches = (batch for each in sets for batch in self._batches(each))
+            self._references.compute(model, lambda: (b["forget"] for b in batches if "forget" in b))
 
     # -- training -------------------------------------------------------------------------------
 
@@ -241,15 +263,19 @@ class ROSUMixin(PairedEvaluation, Saving):
         checkpoint = resolve_resume(resume_from_checkpoint, self.args.output_dir)
         self._window.clear()
         self._release()
-        self._references.restart(checkpoint)
+        self._references.restart(checkpoint, new_model=self.model_init is not None)
         if self._references.needs_logprobs and checkpoint is None:
             self._check_indexable()
-        if checkpoint is not None and self._calibration is not None:
+        self._metrics.clear()
+        if checkpoint is not None:
             state = Path(checkpoint) / STATE_FILE
             known = json.loads(state.read_text()) if state.is_file() else {}
-            self._calibration.target = known.get("calibrate_target", self._calibration.target)
+            self._metrics.update(known.get("since_last_log", {}))
+            if self._calibration is not None:
+                self._calibration.target = known.get("calibrate_target", self._calibration.target)
         try:
-            return super().train(checkpoint, *args, **kwargs)
+            with stopping_on_signals(self) if self.stops_on_signals else nullcontext():
+                return super().train(checkpoint, *args, **kwargs)
         finally:
             self._release()
 
@@ -345,6 +371,7 @@ class ROSUMixin(PairedEvaluation, Saving):
 
     def _build_step(self, model: nn.Module) -> UnlearningStep:
         settings, optimizer = self.method_args, self.raw_optimizer()
+        check_optimizer(optimizer)
         self._step = step = UnlearningStep(
             model,
             optimizer,
@@ -401,26 +428,6 @@ class ROSUTrainer(ROSUMixin, Trainer):
         trainer = ROSUTrainer(model, ROSUConfig(output_dir="out", rho=0.4), train_dataset=pairs)
         trainer.train()
     """
-
-
-def _load(name: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(name, **dtype_argument(torch.float32))
-
-
-def _adapt(model: Any, peft_config: Any) -> Any:
-    try:
-        from peft import get_peft_model
-    except ImportError as error:
-        raise ConfigError("peft_config was given but peft is not installed: pip install 'rosu-llm[peft]'.") from error
-    try:
-        return get_peft_model(model, peft_config)
-    except ValueError as error:  # no layer of that name, for one
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"The adapter does not fit: {reason} lora_target_modules='all-linear' fits any model."
-        ) from error
 
 
 def _rename_tokenizer(init: Any, kwargs: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rosu_llm.cli import common
 from rosu_llm.cli.main import main
 from rosu_llm.evaluation.tofu import passes
+from rosu_llm.evaluation.tofu.collection import find_results
 from rosu_llm.evaluation.tofu.metrics import METRICS
 from rosu_llm.evaluation.tofu.summary import FLUENCY
 from tests.evaluation.test_tofu_run import World
@@ -72,9 +73,11 @@ def test_a_model_with_its_references(
 
 
 def test_a_trial_says_so_and_keeps_apart(toys: Toys, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert toys("rosu", "--limit", "2", "--retain", str(toys.folder / "retain90"), "--out", str(tmp_path)) == 0
+    assert toys("rosu", "--limit", "2", "--retain", str(toys.folder / "retain90"), "--out", str(tmp_path / "a")) == 0
     assert "LIMITED to the first 2 rows of each data set" in capsys.readouterr().out
-    assert (toys.folder / "retain90" / "evals_forget10_limit2" / "TOFU_EVAL.json").is_file()
+    assert (tmp_path / "a" / "references" / "retain90_forget10_limit2" / "TOFU_EVAL.json").is_file()
+    assert not (toys.folder / "retain90" / "evals_forget10_limit2").exists()  # --out was given: nothing elsewhere
+    assert [file.parent for file in find_results(tmp_path)] == [tmp_path / "a"]  # a reference is no run
 
 
 def test_an_adapter_counts_as_the_model_it_makes(toys: Toys, tmp_path: Path) -> None:

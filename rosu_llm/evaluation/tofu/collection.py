@@ -15,10 +15,10 @@ from typing import Any
 
 from ...errors import DataError
 from ...files import read_json
-from .document import FILES, Entry
+from .document import FILES, REFERENCES, Entry
 from .metrics import DERIVED
 from .questions import TofuQuestions
-from .results import Result
+from .results import Result, check_current
 
 #: What results in one table must share: attribute of ``Result`` → its name in messages.
 _SHARED = dict(split="forget split", model="model", architecture="architecture", questions="number of forget questions")
@@ -38,7 +38,8 @@ def find_results(path: Path, *, every_checkpoint: bool = False) -> list[Path]:
         return [fuller if path.name in FILES and fuller.is_file() else path]
     if not path.is_dir():
         raise DataError(f"{path} does not exist. Give run folders such as saves/unlearn/RUN, or result files.")
-    folders = sorted({file.parent for name in FILES for file in path.rglob(name)})
+    below = sorted({file.parent for name in FILES for file in path.rglob(name)})
+    folders = [folder for folder in below if REFERENCES not in folder.relative_to(path).parts]
     if not folders:
         raise DataError(f"{path} holds no {' or '.join(FILES)}: evaluate its model with OpenUnlearning's src/eval.py.")
     places: dict[tuple[Path, str], dict[float, Path]] = {}
@@ -111,7 +112,7 @@ def read_retain(
     else:
         path = find_reference(source, forget_split)
         name, content = str(path), read_json(path)
-        check_reference(Result(path), forget_split, questions)
+        check_reference(check_current(Result(path)), forget_split, questions)
     wanted = sorted({key for metric in metrics if metric in DERIVED and (key := DERIVED[metric].reference)})
     found = {key: content[key] for key in wanted if isinstance(content.get(key), dict)}
     if wanted and not found:

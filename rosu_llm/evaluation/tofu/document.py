@@ -17,6 +17,7 @@ from ...files import changed_conditions, read_json, write_json
 
 FILES = ("TOFU_EVAL.json", "TOFU_SUMMARY.json")
 SIDECAR = "rosu_eval.json"
+REFERENCES = "references"  # folder below ``--out`` for results of reference models, which are no runs
 SCHEMA = "rosu/tofu-eval/1"
 
 #: One metric of TOFU_EVAL.json: ``agg_value`` and, for measured metrics, ``value_by_index``.
@@ -49,6 +50,7 @@ class TofuSidecar(TypedDict, total=False):
     versions: dict[str, str]
     fluency_model: str
     conditions: TofuConditions
+    weights: dict[str, str]  # file → digest, of a model that was loaded from a folder
     seconds: dict[str, float]  # pass → seconds over all processes
 
 

@@ -43,6 +43,7 @@ def evaluate_tofu(
     overwrite: bool = False,
     identity: str | None = None,
     name: str | None = None,
+    weights: Mapping[str, str] | None = None,
 ) -> dict[str, float]:
     """Evaluate ``model`` and write ``TOFU_EVAL.json`` and ``TOFU_SUMMARY.json`` into ``out``; returns the summary.
 
@@ -55,6 +56,7 @@ def evaluate_tofu(
         overwrite: start over although ``out`` holds results.
         identity: what tells this model from others; a digest of its weights by default.
         name: hub id or folder of the model, for the record and to find its chat format.
+        weights: digests of the files that the model was loaded from, by which readers know results of other weights.
     """
     if any(find_spec(module) is None for module in ("rouge_score", "scipy", "sklearn")):
         raise ConfigError("TOFU's metrics need rouge-score, scipy and scikit-learn: pip install 'rosu-llm[eval]'.")
@@ -90,6 +92,8 @@ def evaluate_tofu(
                 "max_new_tokens": settings.max_new_tokens,
             },
         }
+        if weights:
+            sidecar["weights"] = dict(weights)
         if compared and isinstance(retain, Path):
             sidecar["retain"] = str(retain)
         return TofuStore(out, metrics, sidecar, overwrite=overwrite)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...errors import DataError
+from ..model_identity import of_other_weights
 from ..provenance import HydraRecord, read_hydra, read_record
 from .document import FILES, SIDECAR, TofuSidecar
 from .metrics import DERIVED
@@ -135,6 +136,15 @@ def read_result(path: Path) -> Result:
     if derived is not None:
         figures[TRUTH_RATIO] = derived
     return Result(path, figures, unusable, _count(content), derived is not None)
+
+
+def check_current(result: Result) -> Result:
+    """Raise for results of other weights than lie beside them now, so that nobody takes them for this model's."""
+    folder = result.path.parent
+    folder = folder.parent if folder.name.startswith("evals") else folder
+    if why := of_other_weights(result.sidecar.get("weights"), folder):
+        raise DataError(f"{result.path} is no result of this model: {why}.")
+    return result
 
 
 def _usable(value: Any, name: str, path: Path) -> tuple[float | None, str]:

@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ...compat import dtype_argument
+from ...compat import dtype_argument, load_causal_model
 from ...data.chat_format import find_format
 from ...errors import ConfigError
+from ...files import weight_digests
 from ..model_identity import TOKENIZER_FILES, Model, find_model, is_model
 from ..processes import check_processes, from_first, started_processes
 from .collection import check_reference, find_reference
-from .document import FILES
+from .document import FILES, REFERENCES
 from .evaluate import evaluate_tofu
 from .metrics import TofuSettings
 from .questions import load_questions
-from .results import read_result
+from .results import check_current, read_result
 from .summary import auc_transform
 
 
@@ -86,9 +87,11 @@ def run(request: TofuRequest) -> TofuOutput:
     results: dict[str, Path] = {}
     for role, reference in references.items():
         if isinstance(reference, Model):
-            out = default_out(reference.source)  # beside it one folder per split, and per limit of trial runs
+            # one folder per split, and per limit of trial runs: in the model's own, or below --out where that is given
             trial = "" if settings.limit is None else f"_limit{settings.limit}"
-            folder = out.with_name(f"{out.name}_{settings.forget_split}{trial}")
+            given = None if request.out is None else request.out / REFERENCES / reference.label
+            place = given or default_out(reference.source)
+            folder = place.with_name(f"{place.name}_{settings.forget_split}{trial}")
             _evaluate(reference, request, device, folder, results.get("retain"))
             reference = folder / FILES[0]
         results[role] = reference
@@ -100,7 +103,14 @@ def run(request: TofuRequest) -> TofuOutput:
 def _evaluate(which: Model, request: TofuRequest, device: torch.device, out: Path, retain: Path | None) -> None:
     model, tokenizer = load(which, request.loading, device)
     evaluate_tofu(
-        model, tokenizer, request.settings, out, retain=retain, overwrite=request.overwrite, name=which.source
+        model,
+        tokenizer,
+        request.settings,
+        out,
+        retain=retain,
+        overwrite=request.overwrite,
+        name=which.source,
+        weights=from_first(lambda: weight_digests(Path(which.source))) if which.local else None,
     )
     del model
     gc.collect()  # free the memory before the next model is loaded
@@ -117,7 +127,8 @@ def _find_reference(text: str, split: str) -> Model | Path:
 
 
 def _check_results(path: Path, settings: TofuSettings) -> None:
-    check_reference(read_result(path), settings.forget_split, load_questions(settings, ["forget"]))
+    check_current(result := read_result(path))
+    check_reference(result, settings.forget_split, load_questions(settings, ["forget"]))
 
 
 def default_out(model: str) -> Path:
@@ -148,13 +159,11 @@ def load(model: Model, how: Loading, device: torch.device) -> tuple[Any, Any]:
 
 
 def _load_weights(model: Model, how: Loading) -> Any:
-    from transformers import AutoModelForCausalLM
-
     dtype: Any = how.dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     options = {**dtype_argument(dtype), "trust_remote_code": how.trust_remote_code}
     if how.attn_implementation:
         options["attn_implementation"] = how.attn_implementation
-    loaded = AutoModelForCausalLM.from_pretrained((model.base or model).source, **options)
+    loaded = load_causal_model((model.base or model).source, **options)
     if model.base is not None:
         try:
             from peft import PeftModel

@@ -54,6 +54,7 @@ class WmdpModel(TypedDict):
 
     name: str
     identity: str
+    weights: dict[str, str] | None  # file → digest, of a model from a folder
 
 
 class WmdpBase(WmdpModel):

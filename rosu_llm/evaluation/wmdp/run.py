@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...errors import ConfigError, DataError, unknown
-from ...files import changed_conditions, read_json, write_json
+from ...files import changed_conditions, read_json, weight_digests, write_json
 from ..model_identity import Model, find_model, identity
 from ..processes import check_processes, from_first, started_processes
 from .document import SCHEMA, WmdpDocument, WmdpEvaluation, delta_score
@@ -163,7 +163,7 @@ def _document(request: WmdpRequest, model: Model, key: str, mine: WmdpEvaluation
     return {
         "schema": SCHEMA,
         "label": request.name or model.label,
-        "model": {"name": model.name, "identity": key},
+        "model": {"name": model.name, "identity": key, "weights": _weights(model)},
         "limited": limit,
         "notes": notes,
         "delta_score": {"missing": reason},
@@ -172,12 +172,17 @@ def _document(request: WmdpRequest, model: Model, key: str, mine: WmdpEvaluation
     }
 
 
+def _weights(model: Model) -> dict[str, str] | None:
+    return weight_digests(Path(model.source)) if model.local else None
+
+
 def _add_base(document: WmdpDocument, base: Model, key: str, theirs: WmdpEvaluation, cached: bool) -> None:
     dtype, wanted = theirs["settings"]["dtype_used"], document["settings"]["dtype_used"]
     document["base"] = {
         "name": base.name,
         "label": base.label,
         "identity": key,
+        "weights": _weights(base),
         "scores": theirs["scores"],
         "dtype_used": dtype,
         "date": theirs["date"],

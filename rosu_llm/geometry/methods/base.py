@@ -46,10 +46,11 @@ class Inner:
         return Inner(Vector(), direction_norm, alpha=0.0, fallback=True)
 
 
-def option(default: Any, description: str, *, exclusive: bool = False) -> Any:
+def option(default: Any, description: str, *, exclusive: bool = True) -> Any:
     """A field of a rule that users can set; its name, default and description are those of the setting.
 
-    ``exclusive``: refused for methods that do not have it, since it would silently do nothing there.
+    ``exclusive``: another value than the default is refused for methods that do not have it, since it would silently do
+    nothing there.
     """
     return field(default=default, metadata={"help": description, "exclusive": exclusive})
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
+from ...evaluation.model_identity import of_other_weights
 from ...evaluation.provenance import HydraRecord, read_hydra
 from ...evaluation.tofu.collection import find_results, unique_labels
 from ...evaluation.tofu.document import FILES
-from ...evaluation.tofu.results import Result, read_result
+from ...evaluation.tofu.results import Result, check_current, read_result
 from ...evaluation.wmdp.document import SCHEMA as WMDP
 from ...training.checkpoints import last_complete
 from ...training.model_card import read_card
@@ -128,7 +129,7 @@ def _read_run(folder: Path, label: str) -> ReportedRun:
         problems.append("No settings are recorded (no rosu_run.json, model card or .hydra/config.yaml).")
     log, tofu = _log(folder, problems), _tofu(folder, problems)
     small = [f for f in (*folder.glob("*.json"), *folder.glob("evals*/*.json")) if f.stat().st_size < 1 << 24]
-    wmdp = next((file for file in sorted(small) if _read_object(file, []).get("schema") == WMDP), None)
+    wmdp = _wmdp(folder, sorted(small), problems)
     run = ReportedRun(label, folder, kind, settings, versions, facts, log, str(base) if base else None, tofu, wmdp)
     return replace(run, reports=_reports(folder, problems), problems=problems)
 
@@ -208,6 +209,7 @@ def _tofu(folder: Path, problems: list[str]) -> Result | None:
     try:
         results = [read_result(file) for file in find_results(folder) if Result(file).run == folder.absolute()]
         for result in results:
+            check_current(result)
             _ = result.split, result.model  # reads the records beside it, which may be damaged, too
     except DataError as error:
         problems.append(str(error))
@@ -216,6 +218,18 @@ def _tofu(folder: Path, problems: list[str]) -> Result | None:
         others = ", ".join(str(result.path.relative_to(folder)) for result in results[1:])
         problems.append(f"It has several TOFU results; left out: {others}.")
     return results[0] if results else None
+
+
+def _wmdp(folder: Path, files: Sequence[Path], problems: list[str]) -> Path | None:
+    """The first WMDP result of the weights that the folder holds now."""
+    for file in files:
+        content = _read_object(file, [])
+        if content.get("schema") == WMDP:
+            why = of_other_weights((content.get("model") or {}).get("weights"), folder)
+            if why is None:
+                return file
+            problems.append(f"{file.name} is left out: {why}.")
+    return None
 
 
 def _reports(folder: Path, problems: list[str]) -> dict[str, Mapping[str, Any]]:
