@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from .errors import DataError
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
@@ -66,6 +68,27 @@ def weight_files(folder: Path) -> list[Path]:
 def weight_digests(folder: Path) -> dict[str, str]:
     """File → digest of the weights in ``folder``: results are of these weights and of no others."""
     return {path.name: digest(path) for path in weight_files(folder)}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML without tags for Python objects, and without keys that silently replace an earlier one."""
+
+
+def _mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is there twice", key.start_mark)
+        seen.add(str(key.value))
+    return loader.construct_mapping(node, deep=True)
+
+
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def parse_yaml(text: str) -> Any:
+    """The content of a YAML text; raises ``yaml.YAMLError``, also for a key that is there twice."""
+    return yaml.load(text, _UniqueKeys)  # noqa: S506 (a safe loader)
 
 
 def changed_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

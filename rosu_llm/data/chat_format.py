@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, DataError, one_line, unknown
+from ..files import parse_yaml
 
 IGNORE = -100
 #: Written beside a trained model, so that it is evaluated in the format it was trained in.
@@ -138,7 +139,7 @@ def saved_format(model_name: str) -> ChatFormat | None:
 def read_format(path: Path) -> ChatFormat:
     """A format from a YAML (or JSON) file."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {one_line(error)}") from error
     if isinstance(values, dict) and isinstance(values.get("template_args"), dict):

@@ -16,8 +16,8 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from ..errors import DataError
-from .pairing import Deck
-from .sources import read_hub, read_text
+from .pairing import Deck, Epoch
+from .sources import SUFFIXES, TABLES, read_hub, read_table, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -81,14 +81,20 @@ def _read(source: str, text_key: str) -> tuple[list[str], str]:
     path = Path(source).expanduser()
     if not path.is_file():
         hint = _GATED if "wmdp" in source.lower() or "forget-corpus" in source.lower() else ""
-        if path.suffix in (".json", ".jsonl", ".txt") or source.startswith((".", "/", "~")):
-            raise DataError(f"{source!r} is not a file. Give a .jsonl or .txt file, or owner/name:config.{hint}")
+        if path.suffix in (*SUFFIXES, ".txt") or source.startswith((".", "/", "~")):
+            raise DataError(
+                f"{source!r} is not a file. Give a .jsonl, .csv, .parquet or .txt file, or owner/name:config.{hint}"
+            )
         try:
             rows = read_hub(source)
         except DataError as error:
             raise DataError(f"{error}{hint}") from error
         texts = [_text(row, text_key, f"{source}, row {number},") for number, row in enumerate(rows, 1)]
         return texts, f"hub, field {text_key!r}"
+    if path.suffix in TABLES:
+        rows = read_table(path)
+        texts = [_text(row, text_key, f"{path}, row {number},") for number, row in enumerate(rows, 1)]
+        return texts, f"{path.suffix[1:]}, field {text_key!r}"
     every = enumerate(read_text(path).split("\n"), 1)  # U+2028 ends no line
     lines = [(number, line) for number, line in every if line.strip()]
     if not lines:
@@ -131,12 +137,13 @@ def _text(row: Any, key: str, where: str) -> str:
     raise DataError(f"{where} has {found}, but no text under {key!r}: name the field by text_key.")
 
 
-class AlternatingCorpora(Dataset[dict[str, Any]]):
+class AlternatingCorpora(Epoch, Dataset[dict[str, Any]]):
     """Pairs of forget and retain documents; every step takes all its forget documents from one corpus.
 
     Step t (over all ranks and micro-batches) draws from corpus t mod k. Samples must be read in order. Which
     documents are drawn is a function of (seed, epoch, index) alone, so a resumed run sees the same ones; each corpus
-    is read in shuffled rounds. An epoch sees every document of the longest forget corpus.
+    is read in shuffled rounds, and an epoch continues where the one before ended. An epoch sees every document of the
+    longest forget corpus.
 
     Args:
         forget: one or several corpora.
@@ -151,13 +158,9 @@ class AlternatingCorpora(Dataset[dict[str, Any]]):
         if window < 1:
             raise DataError(f"window={window} must be at least 1.")
         self.forget, self.retain, self.window = list(forget), retain, window
-        self.epoch = 0
+        super().__init__()
         self._rounds = -(-max(len(part) for part in forget) // window)
         self._decks = [Deck(len(part), seed * 1009 + i) for i, part in enumerate((*forget, retain))]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the trainer; an epoch continues where the one before ended."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return self._rounds * self.window * len(self.forget)

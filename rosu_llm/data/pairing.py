@@ -36,7 +36,26 @@ class Deck:
         return self._order[offset]
 
 
-class ForgetRetainDataset(Dataset[dict[str, Any]]):
+class Epoch:
+    """The number of an epoch, in memory that the workers of a data loader share, also those that outlive an epoch."""
+
+    #: Trainers ask for it where workers are persistent.
+    shares_epoch = True
+
+    def __init__(self) -> None:
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the trainer at the beginning of every epoch."""
+        self._epoch.fill_(epoch)
+
+
+class ForgetRetainDataset(Epoch, Dataset[dict[str, Any]]):
     """One item per forget sample, with ``retain_per_forget`` retain samples beside it.
 
     Args:
@@ -55,12 +74,8 @@ class ForgetRetainDataset(Dataset[dict[str, Any]]):
             raise DataError(f"retain_per_forget={retain_per_forget} must be at least 1.")
         self.forget, self.retain = forget, retain
         self.retain_per_forget, self.seed = retain_per_forget, seed
-        self.epoch = 0
+        super().__init__()
         self._deck = Deck(len(retain), seed)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the trainer; every epoch has other pairs."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.forget)

@@ -1,4 +1,4 @@
-"""Where samples come from: a local JSON or JSON-lines file, a folder of them, or a data set on the hub.
+"""Where samples come from: a local JSON, JSON-lines, CSV or parquet file, a folder of them, or a data set on the hub.
 
 A source is written ``path/to/file.jsonl``, ``path/to/folder:config:split`` or ``owner/name:config:split`` (the
 split is ``train`` where none is given), for example ``locuslab/TOFU:forget10``. A folder holds ``config.json`` or
@@ -8,16 +8,22 @@ question and an answer, or a text.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..errors import DataError, one_line
 from .chat_format import ChatFormat
 from .question_answer import QuestionAnswerDataset
 
-SUFFIXES = (".json", ".jsonl")
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
+#: Those that are no lines of JSON or text.
+TABLES = (".csv", ".parquet")
 
 
 def read_rows(source: str) -> list[Mapping[str, Any]]:
@@ -27,8 +33,8 @@ def read_rows(source: str) -> list[Mapping[str, Any]]:
         return _read_file(path)
     if source.endswith(SUFFIXES) or source.startswith((".", "/", "~")):
         raise DataError(
-            f"{source!r} is not a file. Give an existing .json/.jsonl file, folder:config, or owner/name:config on the "
-            "hub."
+            f"{source!r} is not a file. Give an existing .jsonl, .json, .csv or .parquet file, folder:config, or "
+            "owner/name:config on the hub."
         )
     return read_hub(source)
 
@@ -56,7 +62,7 @@ def _in_folder(folder: Path, config: str, split: str) -> Path:
     found = {path.stem: path for path in files("*")} | {path.parent.name: path for path in files("*/train")}
     chosen = found if split == "train" else {path.parent.name: path for path in files(f"*/{split}")}
     if config not in chosen:
-        there = ", ".join(sorted(found)) or "no .json or .jsonl file"
+        there = ", ".join(sorted(found)) or "no .jsonl, .json, .csv or .parquet file"
         name = config if split == "train" else f"{config}:{split}"
         raise DataError(f"{str(folder)!r} has no data set {name!r}; there is: {there}. Write {folder}:NAME.")
     return chosen[config]
@@ -65,12 +71,39 @@ def _in_folder(folder: Path, config: str, split: str) -> Path:
 def read_text(path: Path) -> str:
     """A text file, with or without byte order mark."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
+            return file.read()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
 
 
+def read_table(path: Path) -> list[Mapping[str, Any]]:
+    """The rows of a CSV file, as text with its first line as names, or of a parquet file."""
+    if path.suffix == ".csv":
+        try:
+            rows: list[Mapping[str, Any]] = list(csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True))
+        except csv.Error as error:
+            raise DataError(f"{path} cannot be read as CSV: {error}.") from error
+        for number, row in enumerate(rows, 2):
+            if None in row or None in row.values():
+                raise DataError(f"{path}, row {number}, has not as many fields as the first line: check its quotes.")
+        return rows
+    from datasets import Dataset
+
+    try:
+        with TemporaryDirectory() as scratch:  # else stale rows of the same path might be served
+            return list(Dataset.from_parquet(str(path), cache_dir=scratch, keep_in_memory=True))
+    except Exception as error:
+        raise DataError(f"{path} cannot be read as parquet: {one_line(error)[:200]}.") from error
+
+
 def _read_file(path: Path) -> list[Mapping[str, Any]]:
+    if path.suffix in TABLES:
+        if found := read_table(path):
+            return found
+        raise DataError(f"{path} holds no row.")
     text = read_text(path)
     if text.lstrip().startswith("["):
         try:
@@ -143,6 +176,8 @@ def _text(row: Mapping[str, Any], key: str, where: str, *, filled: bool = False)
     value = row[key]
     if value is None:
         raise DataError(f"{where} has {key}: null. Drop the row or fill it in.")
+    if isinstance(value, float) and not isfinite(value):
+        raise DataError(f"{where} has {key}: {value}, which is no text. Drop the row or fill it in.")
     if not isinstance(value, (str, int, float)):
         raise DataError(f"{where} has a {type(value).__name__} as {key}, not text. Write one row for each text in it.")
     if filled and not str(value).strip():

@@ -38,7 +38,7 @@ def _unwrapped(model: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _taken(kind: type[nn.Module]) -> frozenset[str]:
+def _taken(kind: Any) -> frozenset[str]:
     parameters = inspect.signature(kind.forward).parameters
     free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return frozenset({*parameters, *(MODEL_INPUTS if free else ())} - {"self", "labels"})

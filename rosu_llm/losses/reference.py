@@ -93,6 +93,12 @@ class ReferenceModel:
     def __init__(self, model: nn.Module) -> None:
         self._adapted: Any = model if hasattr(model, "disable_adapter") and _starts_at_zero(model) else None
         self._copy: nn.Module | None = None
+        #: What is trained beside the adapter (biases, norms) and does not go away with it: parameter, initial value.
+        self.beside: list[tuple[nn.Parameter, Tensor]] = [
+            (p, p.detach().clone())
+            for name, p in (model.named_parameters() if self._adapted is not None else ())
+            if p.requires_grad and "lora_" not in name and ".modules_to_save." not in name
+        ]
         if self._adapted is None:
             self._copy = copy.deepcopy(model).eval().requires_grad_(False)
 
@@ -100,7 +106,7 @@ class ReferenceModel:
     def extra_bytes(self) -> int:
         """Memory of the frozen copy."""
         if self._copy is None:
-            return 0
+            return sum(value.numel() * value.element_size() for _, value in self.beside)
         return sum(p.numel() * p.element_size() for p in self._copy.parameters())
 
     @torch.no_grad()
@@ -111,9 +117,14 @@ class ReferenceModel:
                 self._copy.to(device)
             return logits_of(self._copy, batch)
         training = self._adapted.training
+        now = [p.data for p, _ in self.beside]
         self._adapted.eval()
         try:
+            for p, value in self.beside:
+                p.data = value.to(p.device)
             with self._adapted.disable_adapter():
                 return logits_of(self._adapted, batch)
         finally:
+            for (p, _), data in zip(self.beside, now, strict=True):
+                p.data = data
             self._adapted.train(training)

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 import yaml
 
+from ..data.sources import read_text
 from ..errors import ConfigError, RosuError, one_line, unknown
+from ..files import parse_yaml
 from ..losses import LOSSES
 from ..representation.config import RepresentationConfig
 from ..training.config import ROSUConfig
@@ -125,7 +127,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigError(f"--config {str(path)!r} is not a file.")
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = parse_yaml(read_text(file))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {one_line(error)}") from error
     if data is None:

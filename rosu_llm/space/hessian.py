@@ -7,7 +7,8 @@ products meanwhile (they give the same numbers up to rounding).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -45,3 +46,75 @@ def hessian_product(
             if part is not None:
                 whole.add_(part.detach())
     return total
+
+
+#: Length of a step of the probe over that of the weights, and the error from which on a product is called wrong.
+_PROBE_STEP, _PROBE_ERROR = 1e-3, 0.05
+
+
+def probe(closure: Callable[[], Tensor], parameters: Sequence[nn.Parameter], vector: Sequence[Tensor]) -> None:
+    """Raise if the product of one micro-batch is not what the gradient does along ``vector``.
+
+    A kernel whose backward is written by hand and does not depend on its inputs through autograd gives a wrong product
+    and no error. Central differences at two distances tell their own error, so that rounding is not blamed.
+    """
+    length = _norm(vector)
+    if length == 0.0:
+        return
+    with _same_random_numbers(parameters) as replay:
+        product = hessian_product([closure], parameters, vector)
+        distance = _PROBE_STEP * max(_norm([p.data for p in parameters]), 1e-3) / length
+        coarse, fine = (_difference(closure, parameters, vector, d, replay) for d in (distance, distance / 2))
+        replay()
+    own = _norm([a - b for a, b in zip(coarse, fine, strict=True)])
+    error = _norm([a - b for a, b in zip(product, fine, strict=True)])
+    size = max(_norm(fine), _norm(product))
+    if error > _PROBE_ERROR * size + 4.0 * own:
+        raise UnsupportedLayoutError(
+            "jacobian: exact, no_a1 and no_a2 differentiate twice, and a kernel of this model gives no second "
+            f"derivative: its Hessian-vector product is {error / size:.0%} off finite differences. Use the model "
+            "without fused kernels (Liger, flash attention, custom autograd functions), or jacobian: relaxed."
+        )
+
+
+def _difference(
+    closure: Callable[[], Tensor],
+    parameters: Sequence[nn.Parameter],
+    vector: Sequence[Tensor],
+    distance: float,
+    replay: Callable[[], None],
+) -> list[Tensor]:
+    """(∇L(w + d·x) − ∇L(w − d·x)) / 2d; the weights are w again afterwards, bit for bit."""
+    before = [p.data.clone() for p in parameters]
+    sides: list[list[Tensor]] = []
+    try:
+        for sign in (1.0, -1.0):
+            for p, old, x in zip(parameters, before, vector, strict=True):
+                p.data.copy_(old).add_(x, alpha=sign * distance)
+            replay()
+            with sdpa_kernel(SDPBackend.MATH):
+                found = torch.autograd.grad(closure(), parameters, allow_unused=True)
+            sides.append([torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)])
+    finally:
+        for p, old in zip(parameters, before, strict=True):
+            p.data.copy_(old)
+    return [(a - b) / (2.0 * distance) for a, b in zip(*sides, strict=True)]
+
+
+@contextmanager
+def _same_random_numbers(parameters: Sequence[nn.Parameter]) -> Iterator[Callable[[], None]]:
+    """Gives a function that goes back to the random state of the beginning (dropout), where the body ends, too."""
+    devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices):
+        here, there = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
+
+        def replay() -> None:
+            torch.set_rng_state(here)
+            for device, state in zip(devices, there, strict=True):
+                torch.cuda.set_rng_state(state, device)
+
+        yield replay
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.stack([t.detach().double().square().sum().cpu() for t in tensors]).sum().sqrt())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, UnsupportedLayoutError
 from ..geometry import Vector
 from .base import ParameterSpace
-from .hessian import hessian_product
+from .hessian import hessian_product, probe
 from .preconditioner import Preconditioners, preconditioners_of
 
 
@@ -66,6 +66,7 @@ class LocalSpace(ParameterSpace):
         self._sync = sync or contextlib.nullcontext
         self._average = average or (lambda tensor: None)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._probed: set[str] = set()
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         return self._sync() if last else self._no_sync()
@@ -84,8 +85,12 @@ class LocalSpace(ParameterSpace):
         return bool(self._scaler.get_scale() >= before)
 
     def hessian_product(self, closures: Sequence[Callable[[], Tensor]], vector: Vector, *, into: str) -> None:
+        towards = self._formed(vector)
         with self._no_sync():  # double backward goes past the hooks that would synchronise replicas
-            product = hessian_product(closures, self.parameters, self._formed(vector))
+            if into not in self._probed:
+                probe(closures[0], self.parameters, towards)
+                self._probed.add(into)
+            product = hessian_product(closures, self.parameters, towards)
         for tensor in product:
             self._average(tensor)
         self._captured[into] = product

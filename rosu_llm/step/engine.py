@@ -126,11 +126,21 @@ class StepEngine:
             raise DataError(
                 f"{len(samples)} single retain samples were given; this method needs 1 to {self.rule.samples}."
             )
+        outside = self._outside()
         try:
             return self._run(window, rho, amplification, seed, samples if self.rule.samples else ())
         except BaseException:
             self.space.begin()
             raise
+        finally:
+            for p in outside:  # whoever clips the model's gradients would clip by the sum of all passes
+                p.grad = None
+
+    def _outside(self) -> list[nn.Parameter]:
+        """Trainable parameters of the module that the optimizer does not hold, and that have no gradient yet."""
+        known = {id(p) for p in getattr(self.space, "parameters", ())}
+        every = self._module.parameters() if self._module is not None and known else ()
+        return [p for p in every if p.requires_grad and p.grad is None and id(p) not in known]
 
     def _run(
         self,

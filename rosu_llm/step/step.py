@@ -211,8 +211,8 @@ class UnlearningStep:
         if self.amplifier.mode == "direct" and len({g["lr"] for g in self.optimizer.param_groups}) > 1:
             self._warn(
                 "group-lr",
-                "The optimizer's parameter groups have different learning rates; the tied β uses the first that is not 0, "
-                "so that the pull stays one retain-neutral vector.",
+                "The optimizer's parameter groups have different learning rates; the tied β uses the first that is "
+                "not 0, so that the pull stays one retain-neutral vector.",
             )
 
     def _refuse_schedules(self) -> None:

@@ -19,12 +19,19 @@ from .window import PARTS
 _TWICE = ("eager", "sdpa")
 
 
-def check_handed_over(settings: MethodArguments, kwargs: Mapping[str, Any]) -> None:
+def check_handed_over(kwargs: Mapping[str, Any], *, persistent: bool) -> None:
     """Raise for arguments of ``Trainer`` that the step would never ask."""
     if kwargs.get("compute_loss_func") is not None:
         raise ConfigError(
             "compute_loss_func would never be called: the losses are forget_loss and retain_loss. Register yours with "
             "register_loss and name it there."
+        )
+    dataset = kwargs.get("train_dataset")
+    own = getattr(dataset, "shares_epoch", False) or type(dataset).__module__.startswith("datasets.")
+    if persistent and hasattr(dataset, "set_epoch") and not own:
+        raise ConfigError(
+            f"dataloader_persistent_workers=True keeps copies of {type(dataset).__name__} that set_epoch does not "
+            "reach: every epoch would be the first one. Leave it out."
         )
     for name in ("compute_metrics", "preprocess_logits_for_metrics"):
         if kwargs.get(name) is not None and any(True for _ in paired_sets(kwargs.get("eval_dataset"))):

@@ -50,7 +50,13 @@ class References:
                 f"adapter (lora_r), or use {needing[0]}_loss='nll'."
             )
         self.model = ReferenceModel(model)
-        if self.extra_bytes:
+        if layout in ("fsdp2", "zero") and self.model.beside:
+            raise UnsupportedLayoutError(
+                f"{named} needs the initial values of what is trained beside the adapter ({len(self.model.beside)} "
+                f"tensors such as biases), which {layout} takes apart: train the adapter alone, or use "
+                f"{needing[0]}_loss='nll'."
+            )
+        if self.extra_bytes and not self.model.beside:
             size = self.extra_bytes / 2**30
             logger.warning("%s keeps a frozen copy of the model (+%.2f GiB); with LoRA there is none.", named, size)
 

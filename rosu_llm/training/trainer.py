@@ -112,7 +112,7 @@ class ROSUMixin(PairedEvaluation, Saving):
     ) -> None:
         args, settings = self._take_settings(args, method_args)
         check_training_arguments(args)
-        check_handed_over(settings, kwargs)
+        check_handed_over(kwargs, persistent=bool(getattr(args, "dataloader_persistent_workers", False)))
         self._check_data(kwargs.get("train_dataset"), holdout_dataset, kwargs.get("model_init"))
         self._holdout = holdout_dataset
         if isinstance(model, str):

@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 
 from ..errors import ConfigError, unknown
+from ..files import parse_yaml
 
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
@@ -85,7 +86,7 @@ def _to_container(kind: type) -> Callable[[Any], tuple[bool, Any]]:
     def convert(value: Any) -> tuple[bool, Any]:
         if isinstance(value, str) and value[:1] in ("[", "{"):
             try:
-                value = yaml.safe_load(value)
+                value = parse_yaml(value)
             except yaml.YAMLError:
                 return False, None
         return isinstance(value, kind), value

@@ -213,7 +213,7 @@ def test_other_splits_and_folders_with_colons_in_their_path(tmp_path: Path) -> N
 
 
 def test_an_empty_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is: no \.json or \.jsonl file"):
+    with pytest.raises(DataError, match=r"there is: no \.jsonl, \.json, \.csv or \.parquet file"):
         read_rows(f"{tmp_path}:one")
 
 

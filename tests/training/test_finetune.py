@@ -182,7 +182,7 @@ def test_a_new_run_in_a_folder_does_not_keep_the_old_ones_format(world: World, t
     assert (tmp_path / FORMAT_FILE).is_file()
     flags = world.flags(tmp_path, **few)
     at = flags.index("--chat-format")
-    assert main(["train", *flags[:at], *flags[at + 2 :]]) == 0
+    assert main(["train", *flags[:at], *flags[at + 2 :], "--overwrite", "true"]) == 0
     assert not (tmp_path / FORMAT_FILE).exists()
 
 
