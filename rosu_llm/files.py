@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from .errors import DataError
+from .errors import ConfigError, DataError
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
 
@@ -32,6 +34,24 @@ def write_json(path: Path, value: Mapping[str, Any]) -> Path:
     """Write ``value`` so that ``path`` is absent, as it was, or complete; refuses NaN, which is not JSON."""
     write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
+
+
+def check_writable(folder: Path, setting: str) -> None:
+    """Raise if nothing can be written to ``folder``, which may not exist yet; ``setting`` is how the user gave it.
+
+    By writing a few bytes: permissions say nothing of read-only mounts, quotas and full disks.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "is not a folder")
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        why = "is a file" if error.errno == errno.ENOTDIR else (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"{setting} cannot be written to: {str(there)!r} {why}. Give another folder, or make room there."
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

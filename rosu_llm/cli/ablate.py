@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import quiet, refuse_several_processes
+from .common import check_out, quiet, refuse_several_processes
 
 if TYPE_CHECKING:
     from ..experiments.ablate.grid import Grid
@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
     for form in formats:
         if form not in SUFFIXES:
             raise unknown("table format", form, SUFFIXES)
+    check_out(options.out)
     values = _values(options, rest)
     seeds = _seeds(options.seeds, values)
     refuse_several_processes(

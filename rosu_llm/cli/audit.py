@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import add_launch_flags, launch, quiet, read_settings
+from .common import add_launch_flags, check_out, launch, quiet, read_settings
 
 if TYPE_CHECKING:
     from ..presentation.blocks import Section
@@ -65,6 +65,7 @@ def _orthogonality(argv: Sequence[str]) -> int:
     values = read_settings(options.config, rest)
     values |= {} if options.seed is None else {"seed": options.seed}
     out = options.out or Path(str(values.get("output_dir") or "audit"))
+    check_out(out)
     quiet()
 
     from ..analysis.orthogonality.audit import audit_orthogonality
@@ -114,6 +115,7 @@ def _safeguards(argv: Sequence[str]) -> int:
     if out is None and len(runs) > 1:
         raise ConfigError(f"{len(runs)} runs have no folder in common: say where the results go with --out DIR.")
     out = out or (runs[0] if runs[0].is_dir() else runs[0].parent)
+    check_out(out)
     document = audit_safeguards(runs)
     _present(document, safeguards_section(document), out / "audit_safeguards.json")
     return 0
@@ -143,8 +145,9 @@ def _sensitivity(argv: Sequence[str]) -> int:
         quiet(threads=1)
         out = out or Path("audit")
         paths = [ablate_toy(out / "smoke")]
-    document = sensitivity(read_results(paths))
     folder = out or (paths[0] if paths[0].is_dir() else paths[0].parent)
+    check_out(folder)
+    document = sensitivity(read_results(paths))
     _present(document, sensitivity_section(document), folder / "audit_sensitivity.json")
     return 0
 

@@ -24,6 +24,13 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-processes", type=int, metavar="N", help="number of devices for --accelerate-config")
 
 
+def check_out(folder: Path) -> None:
+    """Raise now if results could not be written at the end of minutes of work."""
+    from ..files import check_writable
+
+    check_writable(folder, f"--out {folder}")
+
+
 def read_settings(config: str | None, flags: Sequence[str]) -> dict[str, Any]:
     """Settings of ``rosu train`` from a file, and from flags, which take precedence."""
     from ..recipes.settings import read_config, read_flags
@@ -94,6 +101,9 @@ def config_file(name: str) -> Path:
             if path.suffix == ""
             else ConfigError(f"--accelerate-config {name!r} is neither one of {', '.join(LAYOUTS)} nor a file.")
         )
+    from ..recipes.settings import read_config
+
+    read_config(path)  # the launcher would end in a traceback
     return path
 
 

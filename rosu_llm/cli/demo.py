@@ -26,10 +26,11 @@ def main(argv: Sequence[str]) -> int:
     from ..experiments.demo.world import FULL, SMOKE
     from ..presentation.demo import demo_table, write_demo
     from ..presentation.writers import print_table
-    from .common import quiet
+    from .common import check_out, quiet
     from .progress import AttemptsBar
 
     quiet(threads=1)
+    check_out(options.out)
     bars: list[AttemptsBar] = []
 
     def observe(models: int) -> AttemptsBar:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from .common import add_launch_flags, launch, read_settings, shutdown
+from .common import add_launch_flags, check_out, launch, read_settings, shutdown
 
 #: Flags that say what to measure; the others are settings of the run.
 PLAN = ("pairs", "forget_batch_size", "retain_batch_size", "rhos", "points")
@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
         diagnosis, recipe = diagnose_toy(values, asked, options.out)
     else:
         recipe = diagnosis_recipe(values, options.out)
+        check_out(Path(recipe.config.output_dir))
         diagnosis = diagnose(recipe, asked)
     if recipe.config.should_save:
         print_diagnosis(diagnosis.document)

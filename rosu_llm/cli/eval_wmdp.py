@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import launch, shutdown
+from .common import check_out, launch, shutdown
 
 if TYPE_CHECKING:
     from ..evaluation.wmdp.run import WmdpRequest
@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
         return launch("ddp", options.num_processes, expected, ("eval", "wmdp"), ("--mixed_precision", "no"))
     from ..evaluation.wmdp.run import run
 
+    check_out(options.out)
     asked: AbstractContextManager[WmdpRequest] = nullcontext(_request(options))
     if options.smoke:
         from ..toys import wmdp_toys

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
+from .failures import report
 
 VERBS = {
     "train": "unlearn a model as a YAML file and flags describe",
@@ -22,7 +24,7 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code. Errors of the package are one line on standard error."""
+    """Entry point; returns the exit code. Errors are one line on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="rosu",
@@ -36,14 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from importlib import import_module
 
-    from ..errors import RosuError
-
     try:
         result: int = import_module(f"{__package__}.{options.verb}").main(arguments[1:])
         return result
-    except RosuError as error:
-        print(f"rosu {options.verb}: {error}", file=sys.stderr)
-        return int(getattr(error, "exit_code", 2))
+    except BrokenPipeError:  # whoever read the output has left, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        return report(options.verb, error)
     except KeyboardInterrupt:
         print(f"rosu {options.verb}: interrupted", file=sys.stderr)
         return 130

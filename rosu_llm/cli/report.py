@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int:
     from ..presentation.report.page import build
     from ..presentation.report.reading import read_runs
     from ..presentation.report.writing import update_cards, write
+    from .common import check_out
 
     if options.answers < 1:
         raise ConfigError(f"--answers {options.answers} is not a number of questions: give 1 or more.")
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     report = build(runs, **references, base=options.base, answers=options.answers, title=options.title)
     folders = list(dict.fromkeys(run.folder for run in runs))
     out = options.out or (folders[0] if len(folders) == 1 else Path("rosu-report"))
+    check_out(out.parent if out.suffix == ".html" else out)
     written = write(report, out)
     if not options.no_card:
         written += update_cards(report, folders, written[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, unknown
-from .common import errors_only, quiet, read_settings, refuse_several_processes
+from .common import check_out, errors_only, quiet, read_settings, refuse_several_processes
 
 if TYPE_CHECKING:
     import optuna
@@ -242,6 +242,7 @@ def _check(options: argparse.Namespace) -> None:
     for path in (options.out, *options.out.parents):
         if path.exists() and not path.is_dir():
             raise ConfigError(f"--out {options.out} cannot be a folder, as {path} is a file: give another.")
+    check_out(options.out)
     for key in ("trials", "eval_limit", "report_limit"):
         count = getattr(options, key)
         if count is not None and count < 1:

@@ -6,7 +6,6 @@ This is the only place that chooses between the two kinds of runs.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ import torch
 from transformers import AutoTokenizer
 
 from ..errors import ConfigError, one_line
+from ..files import check_writable
 from ..training.checkpoints import in_checkpoint, resolve_resume
 from ..training.config import ROSUConfig
 from ..training.supported import check_training_arguments
@@ -173,10 +173,8 @@ def check_start(arguments: RunArguments, config: ROSUConfig) -> None:
             f"output_dir={config.output_dir!r} is where the model itself lies ({arguments.model_name_or_path!r}), "
             "which would be overwritten: give another --output-dir."
         )
-    place = next(place for place in (out, *out.parents) if place.exists())
-    if config.should_save and not (place.is_dir() and os.access(place, os.W_OK)):
-        reason = "cannot be written to" if place.is_dir() else "is a file"
-        raise ConfigError(f"output_dir={config.output_dir!r}: {str(place)!r} {reason}. Give another --output-dir.")
+    if config.should_save:
+        check_writable(out, f"output_dir={config.output_dir!r}")
     check_output(arguments, config)
     checkpoint = resolve_resume(config.resume_from_checkpoint, config.output_dir)
     if checkpoint is not None:

@@ -20,7 +20,7 @@ from .. import __version__
 from ..compat import installed_versions
 from ..data.sources import local_file
 from ..errors import ConfigError, DataError
-from ..files import changed_conditions, digest, write_atomically
+from ..files import changed_conditions, digest, read_json, write_atomically
 from ..training.checkpoints import STATE_FILE
 from ..training.config import MethodArguments, ROSUConfig
 from ..training.supported import deciding
@@ -108,7 +108,7 @@ def _contents(arguments: RunArguments) -> dict[str, Any]:
 def check_same_run(checkpoint: str, arguments: RunArguments, config: ROSUConfig) -> None:
     """Raise if the checkpoint was written by a run with other settings; those it does not store are not compared."""
     path = Path(checkpoint) / STATE_FILE
-    before = json.loads(path.read_text(encoding="utf-8")).get("settings", {}) if path.is_file() else {}
+    before = read_json(path).get("settings", {}) if path.is_file() else {}
     now = settings_to_keep(arguments, config)
     then = {name: before[name] for name in now if name in before}
     then |= {name: now[name] for name in _SOURCES & then.keys() if same_source(then[name], now[name])}

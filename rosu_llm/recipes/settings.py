@@ -168,8 +168,8 @@ def build(values: Mapping[str, Any]) -> Recipe:
         config = chosen(**{k: v for k, v in typed.items() if k not in names})
     except RosuError:
         raise
-    except (ValueError, TypeError, ImportError) as error:  # from TrainingArguments' own checks
-        raise ConfigError(one_line(error)) from error
+    except Exception as error:  # from TrainingArguments' own checks, which raise whatever they meet
+        raise ConfigError(one_line(error) or type(error).__name__) from error
     return Recipe(run, config)
 
 

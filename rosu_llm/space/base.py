@@ -17,7 +17,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from ..errors import PerturbedWeightsError, UnsupportedLayoutError
+from ..errors import NonFiniteError, PerturbedWeightsError, UnsupportedLayoutError
 from ..geometry import Gram, Vector
 from ..geometry.slots import RETAIN
 from .blocks import Sums, blocks, combine, inner, stochastic_round, work_dtype
@@ -59,6 +59,7 @@ class ParameterSpace(ABC):
         self._backup: list[Tensor] | None = None
         self._used: list[bool] = []
         self._perturbed = False
+        self._stale = False  # whether an error left copies of other processes' weights perturbed
 
     # -- what a layout provides -----------------------------------------------------------------
 
@@ -126,6 +127,13 @@ class ParameterSpace(ABC):
         """Forget the previous step's gradients and clear the accumulated one."""
         if self._perturbed:
             raise PerturbedWeightsError("A new step cannot begin while the weights are perturbed.")
+        if self._stale:
+            self._forward_weights_changed()
+            self._stale = False
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The same after an error, when other processes may be elsewhere: nothing they would have to join."""
         self._spare.extend(self._captured.values())
         self._captured.clear()
         self._held = None
@@ -275,12 +283,26 @@ class ParameterSpace(ABC):
             realized = self._displace(delta, precise, seed, done)
             self._forward_weights_changed()
             yield realized
-        finally:
-            with torch.no_grad():
-                seen = self._forward_weights()
-                torch._foreach_copy_([seen[i] for i in done], [self._backup[i] for i in done])
-            self._perturbed = False
+        except NonFiniteError:  # told from a sum over all processes: every one of them is here
+            self._restore(done)
             self._forward_weights_changed()
+            raise
+        except BaseException:
+            # The others may be in the middle of their pass: nothing that they would have to join.
+            self._restore(done)
+            self._stale = True
+            raise
+        else:
+            self._restore(done)
+            self._forward_weights_changed()
+
+    @torch.no_grad()
+    def _restore(self, done: Sequence[int]) -> None:
+        """This process's own weights from the backup, bit for bit."""
+        assert self._backup is not None
+        seen = self._forward_weights()
+        torch._foreach_copy_([seen[i] for i in done], [self._backup[i] for i in done])
+        self._perturbed = False
 
     @torch.no_grad()
     def _displace(self, delta: Vector, precise: bool, seed: int, done: list[int]) -> Realized:

@@ -1,7 +1,7 @@
 """Weights that are whole on every process: one device, several devices of one process, or DDP replicas.
 
-Under DDP the gradients arrive already averaged and identical on every rank, so every rank forms the
-same scalars and the same update; nothing more is exchanged.
+Under DDP the gradients arrive already averaged and identical on every rank, so every rank forms the same update. The
+few scalars are the first rank's, since unlike devices would round them differently.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class LocalSpace(ParameterSpace):
         no_sync: returns a context in which a backward pass does not synchronise replicas (DDP).
         sync: returns one in which it does, also inside a ``no_sync`` of somebody else's.
         average: replaces a tensor by its mean over ranks, in place, for gradients that no wrapper averages.
+        agree: replaces scalars by those of the first rank, so that unlike devices cannot drift apart.
         scaler: the loss scaler of fp16 training; its factor is removed before any scalar is formed and
             put back on the gradient the optimizer will unscale.
         compute_dtype: the type the forward pass rounds weights to (autocast); theirs where not given.
@@ -57,6 +58,7 @@ class LocalSpace(ParameterSpace):
         no_sync: Callable[[], AbstractContextManager[object]] | None = None,
         sync: Callable[[], AbstractContextManager[object]] | None = None,
         average: Callable[[Tensor], None] | None = None,
+        agree: Callable[[Tensor], Tensor] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class LocalSpace(ParameterSpace):
         self._no_sync = no_sync or contextlib.nullcontext
         self._sync = sync or contextlib.nullcontext
         self._average = average or (lambda tensor: None)
+        self._agree = agree or (lambda values: values)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._probed: set[str] = set()
 
@@ -107,6 +110,9 @@ class LocalSpace(ParameterSpace):
             formed.append(total)
         return formed
 
+    def _sum_over_shards(self, values: Tensor) -> Tensor:
+        return self._agree(values)
+
     def _loss_scale(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
@@ -141,7 +147,7 @@ class ReplicaSpace(LocalSpace):
     Args:
         parameters: the trained ones, in the same order on every rank.
         average: replaces a tensor by its mean over ranks, in place.
-        scaler, compute_dtype: as for :class:`LocalSpace`.
+        agree, scaler, compute_dtype: as for :class:`LocalSpace`.
     """
 
     def __init__(
@@ -149,10 +155,11 @@ class ReplicaSpace(LocalSpace):
         parameters: Iterable[nn.Parameter],
         *,
         average: Callable[[Tensor], None],
+        agree: Callable[[Tensor], Tensor] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(parameters, average=average, scaler=scaler, compute_dtype=compute_dtype)
+        super().__init__(parameters, average=average, agree=agree, scaler=scaler, compute_dtype=compute_dtype)
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,13 +39,15 @@ def select_space(
         return FSDP2Space(model, chosen, compute_dtype=compute_dtype)
     if not is_replicated(model):
         return LocalSpace(chosen, scaler=scaler, compute_dtype=compute_dtype)
+    agree = partial(of_first_rank, chosen[0].device)
     if bypasses_wrapper:
-        return ReplicaSpace(chosen, average=average_over_ranks, scaler=scaler, compute_dtype=compute_dtype)
+        return ReplicaSpace(chosen, average=average_over_ranks, agree=agree, scaler=scaler, compute_dtype=compute_dtype)
     return LocalSpace(
         chosen,
         no_sync=model.no_sync,
         sync=lambda: _synchronised(model),
         average=average_over_ranks,
+        agree=agree,
         scaler=scaler,
         compute_dtype=compute_dtype,
     )
@@ -79,3 +82,10 @@ def average_over_ranks(tensor: Tensor) -> None:
     """Replace a tensor by its mean over processes."""
     torch.distributed.all_reduce(tensor)
     tensor.div_(torch.distributed.get_world_size())
+
+
+def of_first_rank(device: torch.device, values: Tensor) -> Tensor:
+    """The first process's values; they travel on the device that its process group can reach."""
+    moved = values.to(device)
+    torch.distributed.broadcast(moved, src=0)
+    return moved.cpu()

@@ -130,7 +130,7 @@ class StepEngine:
         try:
             return self._run(window, rho, amplification, seed, samples if self.rule.samples else ())
         except BaseException:
-            self.space.begin()
+            self.space.abandon()
             raise
         finally:
             for p in outside:  # whoever clips the model's gradients would clip by the sum of all passes

@@ -87,7 +87,7 @@ def resolve(
     """
     if mode not in MODES:
         raise unknown("amplify", mode, MODES)
-    if not (kappa >= 0.0 and isfinite(kappa)):
+    if not isinstance(kappa, (int, float)) or not (kappa >= 0.0 and isfinite(kappa)):
         raise ConfigError(f"kappa={kappa!r} must be a number ≥ 0: the pull's share of the optimizer's step, e.g. 0.5.")
     if mode == "matched" and beta != "tied":
         raise ConfigError(

@@ -23,6 +23,8 @@ class RhoSchedule:
     kind: str = "constant"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rho, (int, float)) or isinstance(self.rho, bool):
+            raise ConfigError(f"rho={self.rho!r} is a {type(self.rho).__name__}, not a number: give e.g. 0.4.")
         if self.kind not in RHO_SCHEDULES:
             raise unknown("rho_schedule", self.kind, RHO_SCHEDULES)
         if not (self.rho > 0.0 and isfinite(self.rho)):

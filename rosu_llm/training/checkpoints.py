@@ -13,11 +13,13 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ..errors import ConfigError
@@ -93,14 +95,35 @@ def _defect(path: Path, *, resumable: bool) -> str | None:
         return f"is no checkpoint (it has no {_STATE})"
     if not _has_model(path):
         return "holds no model (part of it was deleted)"
+    if broken := _broken(path):
+        return f"holds a {broken} that is broken or cut short"
     if resumable and not (_any(path, _OPTIMIZERS) and _any(path, _SCHEDULERS)):
         return "holds no optimizer state (it is a finished run's model, or was saved with save_only_model)"
     return None
 
 
+def _broken(path: Path) -> str | None:
+    """The first file that cannot be read, told from its beginning and end: a full disk or a copy that was cut short."""
+    for file in sorted(path.iterdir()):
+        try:
+            if file.suffix == ".json":
+                json.loads(file.read_text(encoding="utf-8"))
+            elif file.suffix == ".safetensors":
+                with safe_open(str(file), "pt"):
+                    pass
+            elif file.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(file):
+                return file.name
+        except (ValueError, OSError, SafetensorError):
+            return file.name
+    return None
+
+
 def _has_model(path: Path) -> bool:
-    indexes = (json.loads(index.read_text(encoding="utf-8")) for index in path.glob("*.index.json"))
-    shards = {shard for index in indexes for shard in index["weight_map"].values()}
+    try:
+        indexes = [json.loads(index.read_text(encoding="utf-8")) for index in path.glob("*.index.json")]
+        shards = {shard for index in indexes for shard in index["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
     return all((path / shard).is_file() for shard in shards) if shards else _any(path, _MODELS)
 
 

@@ -7,7 +7,9 @@ that is no causal language model, an optimizer that steps inside the passes.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedLayoutError
@@ -105,4 +107,16 @@ def check_second_derivatives(settings: MethodArguments, args: Any, model: Any, l
         raise UnsupportedLayoutError(
             f"{asked}, and attn_implementation={attention!r} has no second derivative: use 'eager' or 'sdpa', or "
             "jacobian='relaxed'."
+        )
+
+
+def check_room(folder: Path, model: Any) -> None:
+    """Raise if the disk has no room for the model at the end; an adapter is saved alone."""
+    parameters = [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
+    if free < size:
+        raise ConfigError(
+            f"output_dir={str(folder)!r} has {free / 2**30:.1f} GiB free, and the model takes {size / 2**30:.1f} GiB: "
+            "free some space, or give another --output-dir."
         )

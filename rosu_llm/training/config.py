@@ -7,8 +7,9 @@ their own arguments; :class:`ROSUConfig` is it plus ``TrainingArguments``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from transformers import TrainingArguments
 
@@ -19,6 +20,7 @@ from ..losses import LossSpec, get_loss
 from ..step import Amplifier, resolve
 from ..step.calibration import check_margin
 from ..step.schedules import BetaSchedule, RhoSchedule
+from .values import coerce
 
 REDUCTIONS = ("window_tokens", "micro_mean")
 
@@ -121,6 +123,9 @@ class MethodArguments:
         self._check_calibration()
 
     def _coerce(self) -> None:
+        for name, hint in _method_hints(type(self)).items():
+            if name not in ("beta", "calibrate") and name in self.__dict__:
+                setattr(self, name, coerce(name, getattr(self, name), hint))
         # Flags and YAML 1.1 hand over numbers as text ("0.2", "1e-3").
         for name in ("beta", "calibrate"):
             value = getattr(self, name)
@@ -184,6 +189,13 @@ class MethodArguments:
     def method_dict(self) -> dict[str, Any]:
         """The method's settings alone, for model cards and result files."""
         return {name: getattr(self, name) for name in MethodArguments.__dataclass_fields__}
+
+
+@cache
+def _method_hints(kind: Any) -> dict[str, Any]:
+    """The types of the method's settings, without Trainer's."""
+    own = (c for c in kind.__mro__ if issubclass(c, MethodArguments) and not issubclass(c, TrainingArguments))
+    return {name: hint for c in own for name, hint in get_type_hints(c).items()}
 
 
 @dataclass

@@ -36,6 +36,7 @@ from .checks import (
     check_handed_over,
     check_model,
     check_optimizer,
+    check_room,
     check_second_derivatives,
     paired_sets,
 )
@@ -247,7 +248,9 @@ class ROSUMixin(PairedEvaluation, Saving):
         """Drop what the passes over a window share; a hook for trainers that keep something between them."""
 
     def check_destination(self, *, overwrite: bool = False) -> None:
-        """Raise now for an output folder that the model could not be written to at the end; a hook likewise."""
+        """Raise now for an output folder that the model could not be written to at the end."""
+        if self.args.should_save:
+            check_room(Path(self.args.output_dir), self.model)
 
     def compute_references(self, model: nn.Module) -> None:
         """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""

@@ -34,7 +34,7 @@ EVERYWHERE: Cases = {
     "uneven": {"uneven": True, "max_steps": 7, "calibrate": "holdout"},
 }
 BESIDES: dict[str, Cases] = {
-    "ddp": {"twenty": {"max_steps": 20, "calibrate": "holdout"}},
+    "ddp": {"twenty": {"max_steps": 20, "calibrate": "holdout"}, "unlike": {"unlike": True}},
     "fsdp2": {
         "evaluated": {"evaluate": True, "eval_strategy": "steps", "eval_steps": 1},
         "bf16": {"bf16": True, "max_steps": 2, "rho": 1.0},
@@ -179,6 +179,25 @@ def test_the_others_notice_a_dead_rank_themselves(layout: str, tmp_path: Path) -
             rank.kill()
     assert codes[1] == 3
     assert codes[0] != 0
+
+
+def test_unlike_devices_do_not_drift_apart(runs: Runs) -> None:
+    """One process computes other scalars: the first one's count everywhere (the worker compares the replicas)."""
+    assert torch.equal(runs("ddp")["unlike"].vector, runs("ddp")["plain"].vector)
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "zero2", "zero3"])
+def test_an_error_of_one_rank_inside_the_perturbed_pass_ends_the_others(layout: str, tmp_path: Path) -> None:
+    """Restoring the weights must not wait for processes that are somewhere else."""
+    if layout.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    ranks = start_alone(layout, tmp_path, 2, {"fail": {"fail": True, "max_steps": 2}})
+    try:
+        codes = [rank.wait(timeout=90) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(code != 0 for code in codes)
 
 
 def test_offload_is_refused_at_construction() -> None:

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from tests.distributed.leaving import leave
 
-OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict")
+OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict", "fail", "unlike")
 
 
 def claim(layout: str) -> dict[str, Any]:
@@ -81,6 +81,24 @@ def trained_weights(model: Any) -> dict[str, torch.Tensor]:
         return {name: p.detach().clone().contiguous() for name, p in whole.items()}
 
 
+def spoil(options: dict[str, Any]) -> None:
+    """What happens to one process only: an error inside the perturbed pass, or a device that rounds differently."""
+    from rosu_llm.space.blocks import Sums
+    from rosu_llm.step.engine import StepEngine
+
+    computed, passed = Sums.total, StepEngine._pass
+
+    def fail(engine: Any, name: str, closures: Any) -> float:
+        if name == "surrogate":
+            raise RuntimeError("out of memory")
+        return passed(engine, name, closures)
+
+    if options["unlike"]:
+        Sums.total = lambda sums: computed(sums) * (1.0 + 1e-3)  # type: ignore[method-assign]
+    if options["fail"]:
+        StepEngine._pass = fail  # type: ignore[method-assign]
+
+
 def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
     from transformers import TrainerCallback
 
@@ -132,6 +150,8 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
                 os._exit(3)
 
         trainer.add_callback(Die())
+    if trainer.accelerator.process_index == 1:
+        spoil(options)
     trainer.train(resume_from_checkpoint=options["resume"])
     trainer.save_model(str(folder / "model"))
     weights = trained_weights(trainer.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -172,9 +172,13 @@ def test_rows_that_are_no_text(world: World, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "evals"):
-        with pytest.raises(ConfigError, match=r"Results cannot be kept in .*file is not a folder. .*--out"):
+        with pytest.raises(ConfigError, match=r"folder for results, .*--out.* cannot be written to: .*file. is a file"):
             world.evaluate(out)
-    monkeypatch.setattr(os, "access", lambda *_: False)
+
+    def full(**_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rosu_llm.files.tempfile.TemporaryFile", full)
     with pytest.raises(ConfigError, match="cannot be written to"):
         world.evaluate(tmp_path / "deep" / "evals")
 

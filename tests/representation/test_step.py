@@ -388,7 +388,7 @@ def test_padding_counts_where_it_is_not_masked(tmp_path: Path) -> None:
     sigma = bootstrap_noise(two.args.seed, 2, NOISE, "hidden")(layers[0]).double()
     expected = float(((layers[1].double() - layers[0].double() + sigma) ** 2).mean())
     two.state.global_step = 2
-    assert float(two._mean_loss(two.model, batch, "forget")) == pytest.approx(expected, rel=1e-5)
+    assert float(two.compute_loss(two.model, {"forget": batch})) == pytest.approx(expected, rel=1e-5)
 
 
 # -- dropout ----------------------------------------------------------------------------------------------

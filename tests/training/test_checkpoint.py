@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rosu_llm.errors import ConfigError
 from rosu_llm.files import write_atomically
@@ -26,8 +28,18 @@ def whole(folder: Path, name: str, files: tuple[str, ...] = FILES) -> Path:
         if file.endswith("/"):
             (path / file).mkdir()
         else:
-            (path / file).write_text("{}")
+            fill(path / file)
     return path
+
+
+def fill(path: Path) -> None:
+    """A small file that is whole, as its name says."""
+    if path.suffix == ".safetensors":
+        save_file({"w": torch.zeros(2)}, path)
+    elif path.suffix in (".pt", ".bin"):
+        torch.save({}, path)
+    else:
+        path.write_text("{}")
 
 
 # -- which checkpoint is the last ---------------------------------------------------------------------
@@ -115,6 +127,17 @@ def test_a_model_without_optimizer_is_a_checkpoint_but_none_to_resume_from(tmp_p
         resolve_resume(True, str(tmp_path))
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_a_broken_checkpoint_is_passed_over_for_an_older_whole_one(tmp_path: Path, file: str) -> None:
+    """A full disk, or a copy that was cut short."""
+    older, newer = whole(tmp_path, "checkpoint-2"), whole(tmp_path, "checkpoint-3")
+    content = (newer / file).read_bytes()
+    (newer / file).write_bytes(content[: len(content) // 2])
+    assert resolve_resume(True, str(tmp_path)) == resolve_resume("auto", str(tmp_path)) == str(older)
+    with pytest.raises(ConfigError, match=f"holds a {file} that is broken or cut short"):
+        resolve_resume(str(newer), str(tmp_path))
+
+
 # -- the marker ---------------------------------------------------------------------------------------
 
 
@@ -123,7 +146,7 @@ def test_the_marker_is_there_from_the_first_byte_to_the_last(tmp_path: Path) -> 
     with marked(folder, writer=True):
         assert (folder / MARKER).exists()
         for name in FILES:
-            (folder / name).write_text("{}")
+            fill(folder / name)
         assert last_complete(tmp_path / "run") is None
     assert not (folder / MARKER).exists()
     assert last_complete(tmp_path / "run") == folder

@@ -204,7 +204,7 @@ def test_whatever_decides_the_result_must_be_the_same(changes: dict[str, Any], w
         check_same_run(str(begun / "checkpoint-1"), *recipe)
     recipe.arguments.allow_changed = True
     if name.startswith(("adam", "learning")):
-        with pytest.raises(ConfigError, match="the optimizer's state .* would override it"):
+        with pytest.raises(ConfigError, match=r"the optimizer's state .* would override it"):
             check_same_run(str(begun / "checkpoint-1"), *recipe)
     else:
         check_same_run(str(begun / "checkpoint-1"), *recipe)

@@ -7,13 +7,12 @@ All files are rewritten whole after every finished pass.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from ...errors import ConfigError
-from ...files import changed_conditions, read_json, write_json
+from ...files import changed_conditions, check_writable, read_json, write_json
 
 FILES = ("TOFU_EVAL.json", "TOFU_SUMMARY.json")
 SIDECAR = "rosu_eval.json"
@@ -68,7 +67,7 @@ class TofuStore:
         self.entries: dict[str, Entry] = {}
         self.sidecar: TofuSidecar = {"schema": SCHEMA, **sidecar, "seconds": {}}
         self._replaces = overwrite  # whether the folder may hold results of something else
-        _check_writable(folder)
+        check_writable(folder, f"The folder for results, {str(folder)!r} (--out; of a reference model its own),")
         if (folder / FILES[0]).is_file() and not overwrite:
             self._resume()
 
@@ -109,14 +108,3 @@ class TofuStore:
         write_json(self.folder / FILES[0], dict(sorted(self.entries.items())))
         write_json(self.folder / FILES[1], summary)
         return summary
-
-
-def _check_writable(folder: Path) -> None:
-    """Raise before the first pass rather than after it."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        why = "cannot be written to" if there.is_dir() else "is not a folder"
-        raise ConfigError(
-            f"Results cannot be kept in {folder}: {there} {why}. Choose a folder with --out; for a reference model "
-            "give its TOFU_EVAL.json instead of the model."
-        )
