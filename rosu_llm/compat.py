@@ -38,6 +38,28 @@ def load_causal_model(name: str, **options: Any) -> Any:
     return model
 
 
+def accelerator_kind() -> str | None:
+    """``cuda``, ``xpu``, ``npu``, …: devices that several processes can share out among them; None without any."""
+    import torch
+
+    if hasattr(torch, "accelerator"):  # torch ≥ 2.6
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        kind = None if found is None else found.type
+    else:
+        kinds = ("cuda", "xpu", "npu", "mlu", "musa")
+        kind = next((name for name in kinds if hasattr(torch, name) and getattr(torch, name).is_available()), None)
+    return None if kind in ("cpu", "mps") else kind
+
+
+def empty_device_cache() -> None:
+    """Give memory that torch holds back to the device, of whatever kind."""
+    import torch
+
+    kind = accelerator_kind()
+    if kind is not None:
+        getattr(torch, kind).empty_cache()
+
+
 def installed_versions(*packages: str) -> dict[str, str]:
     """Package → version, without those that are not installed."""
     found = {}

@@ -41,6 +41,7 @@ def check_writable(folder: Path, setting: str) -> None:
 
     By writing a few bytes: permissions say nothing of read-only mounts, quotas and full disks.
     """
+    there = folder
     try:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
         if not there.is_dir():
@@ -58,7 +59,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}, not an object with named fields.")
@@ -108,7 +109,10 @@ _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _map
 
 def parse_yaml(text: str) -> Any:
     """The content of a YAML text; raises ``yaml.YAMLError``, also for a key that is there twice."""
-    return yaml.load(text, _UniqueKeys)  # noqa: S506 (a safe loader)
+    try:
+        return yaml.load(text, _UniqueKeys)  # noqa: S506 (a safe loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
 
 
 def changed_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

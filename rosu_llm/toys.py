@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from .compat import accelerator_kind
 from .experiments.demo.world import SMOKE, World, build_world, small_llama
 from .recipes.settings import WITHOUT_OUTPUT, Recipe, build
 from .representation.config import RepresentationConfig
@@ -63,16 +64,22 @@ TOY_SETTINGS: dict[str, Any] = {
     "dataloader_prefetch_factor": None,
     "dataloader_persistent_workers": False,
     "bf16": False,
-    "use_cpu": True,
     "gradient_checkpointing": False,
 }
+
+
+def toy_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a toy run replaces; it runs where the real one would, so that devices and their collectives are tried."""
+    return {**TOY_SETTINGS, "use_cpu": values.get("use_cpu", accelerator_kind() is None)}
+
+
 #: How the tokenizer of a toy checkpoint joins a conversation, for recipes whose chat format has a template.
 _CHAT_TEMPLATE = "{% for turn in messages %}{{ turn['content'] + ' ' }}{% endfor %}"
 
 
 def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The recipe with a toy checkpoint and toy data, which are written below ``folder``, in place of its own."""
-    recipe = build({**values, **TOY_SETTINGS, **WITHOUT_OUTPUT})
+    recipe = build({**values, **toy_settings(values), **WITHOUT_OUTPUT})
     arguments, config = recipe
     layers = config.target_layer + 2 if isinstance(config, RepresentationConfig) else SMOKE.layers
     toys = folder / f"toy-{layers}-layers"
@@ -93,7 +100,7 @@ def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     forget = str(toys / "forget.jsonl")
     return {
         **values,
-        **TOY_SETTINGS,
+        **toy_settings(values),
         "model_name_or_path": str(toys / "model"),
         "forget_data": [forget] * corpora or forget,
         "retain_data": str(toys / "retain.jsonl"),
@@ -117,7 +124,7 @@ def train_toy(values: Mapping[str, Any]) -> ROSUMixin:
     from .recipes.run import train
     from .recipes.settings import parts_needed
 
-    arguments, config = build({**values, **TOY_SETTINGS})
+    arguments, config = build({**values, **toy_settings(values)})
     config.output_dir = str(Path(config.output_dir) / "smoke")
     with TemporaryDirectory() as folder:
         toy = toy_values({**values, "output_dir": config.output_dir}, Path(folder))
@@ -137,7 +144,7 @@ def diagnose_toy(values: Mapping[str, Any], asked: Mapping[str, Any], out: Path 
     from .analysis.coupling.recipe import diagnose, diagnosis_recipe
     from .recipes.prepare import Loaded
 
-    recipe = diagnosis_recipe({**values, **TOY_SETTINGS}, out)
+    recipe = diagnosis_recipe({**values, **toy_settings(values)}, out)
     arguments, config = recipe
     if out is None:
         config.output_dir = str(Path(config.output_dir) / "smoke")
@@ -239,7 +246,7 @@ def wmdp_toys(request: WmdpRequest) -> Iterator[WmdpRequest]:
             request,
             model=model,
             base=base if request.base else None,
-            settings=replace(request.settings, tasks=TASKS, device="cpu", dtype="float32"),
+            settings=replace(request.settings, tasks=TASKS, device=None, dtype="float32"),
             data_dir=folder,
             tasks_dir=None,
             processes=None,

@@ -49,8 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _launch(options: argparse.Namespace, argv: Sequence[str]) -> int:
-    import torch
-
+    from ..compat import accelerator_kind
     from ..errors import ConfigError
 
     layout = options.accelerate_config or "ddp"
@@ -62,7 +61,7 @@ def _launch(options: argparse.Namespace, argv: Sequence[str]) -> int:
     arguments = list(argv)
     if options.num_processes is not None:  # the processes count themselves: a launcher that starts fewer is noticed
         arguments += ["--expect-processes", str(options.num_processes)]
-    if not torch.cuda.is_available():
+    if accelerator_kind() is None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
     # autocast would change what --dtype says
     return launch(layout, options.num_processes, arguments, ("eval", "tofu"), ("--mixed_precision", "no"))

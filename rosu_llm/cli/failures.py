@@ -24,6 +24,8 @@ EXTRAS = {
     "hydra": "openunlearning",
     "torchjd": "torchjd",
 }
+#: Libraries that settings are handed to, and that check them when they use them.
+_VALUES_END_IN = ("transformers", "accelerate", "peft", "datasets", "tokenizers", "lm_eval", "optuna")
 _PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]+(@)")
 #: Exit codes: a mistake in the call or its files; anything else.
 MISTAKE, UNEXPECTED = 2, 1
@@ -50,6 +52,8 @@ def explain(error: Exception) -> tuple[str, int]:
         return (f"{one_line(error)}{f' ({how})' if how else ''}"), MISTAKE
     if isinstance(error, UnicodeDecodeError):
         return f"a file is not UTF-8 text: {one_line(error)}. Save it as UTF-8.", MISTAKE
+    if isinstance(error, UnicodeEncodeError):
+        return f"a flag or file name holds bytes that are no text: {one_line(error)}.", MISTAKE
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -65,6 +69,9 @@ def explain(error: Exception) -> tuple[str, int]:
             f"adapter (--lora-r 8). {one_line(error)[:200]}"
         ), MISTAKE
     where = traceback.extract_tb(error.__traceback__)
+    package = next((p for p in _VALUES_END_IN if where and f"{os.sep}{p}{os.sep}" in where[-1].filename), None)
+    if package is not None and isinstance(error, (TypeError, ValueError, AttributeError, KeyError)):
+        return f"{package} does not take a value that was given: {one_line(error)[:400]} ({name})", MISTAKE
     place = f" in {os.path.basename(where[-1].filename)}:{where[-1].lineno}" if where else ""
     return f"unexpected {name}{place}: {one_line(error)[:400]} (ROSU_DEBUG=1 shows the traceback)", UNEXPECTED
 

@@ -108,7 +108,7 @@ def _read_file(path: Path) -> list[Mapping[str, Any]]:
     if text.lstrip().startswith("["):
         try:
             rows: list[Any] = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise DataError(f"{path} begins like a JSON list but does not parse: {error}.") from error
     else:
         rows = []
@@ -116,7 +116,7 @@ def _read_file(path: Path) -> list[Mapping[str, Any]]:
             if line.strip():
                 try:
                     rows.append(json.loads(line))
-                except json.JSONDecodeError as error:
+                except (json.JSONDecodeError, RecursionError) as error:
                     raise DataError(
                         f"{path}, line {number}, is not JSON: {error}. Write one object per line."
                     ) from error

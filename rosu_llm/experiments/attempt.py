@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from .. import __version__
+from ..compat import empty_device_cache
 from ..errors import NonFiniteError, RosuError, one_line
 from ..files import write_atomically
 
@@ -141,7 +142,6 @@ def attempt(
 
     Exceptions in ``reraise`` are no failure and concern the caller.
     """
-    import torch
 
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     begun, kept = time.perf_counter(), False
@@ -156,8 +156,7 @@ def attempt(
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
         gc.collect()  # the trainer's hooks and callbacks are cycles that only the collector sees
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_device_cache()
     return Attempt(seconds=round(time.perf_counter() - begun, 2), **result)
 
 

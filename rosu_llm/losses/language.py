@@ -20,7 +20,8 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids", "token_type_ids",
 
 def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """What of a batch the model's forward takes; labels stay out so that it computes no loss of its own."""
-    taken = _taken(type(_unwrapped(model)))
+    kind: Any = type(_unwrapped(model))
+    taken = _taken(kind)
     return {name: value for name, value in batch.items() if name in taken}
 
 

@@ -32,7 +32,7 @@ def hessian_product(
                 used = [(g, x) for g, x in zip(first, vector, strict=True) if g is not None and g.requires_grad]
                 if not used:
                     continue
-                slope = torch.stack([(g * x).sum() for g, x in used]).sum()
+                slope = torch.stack([(g * x).sum().to(used[0][0].device) for g, x in used]).sum()
                 second = torch.autograd.grad(slope, parameters, allow_unused=True)
         except RuntimeError as error:
             if not any(sign in str(error) for sign in _ONCE_ONLY):

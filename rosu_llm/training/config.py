@@ -123,7 +123,8 @@ class MethodArguments:
         self._check_calibration()
 
     def _coerce(self) -> None:
-        for name, hint in _method_hints(type(self)).items():
+        kind: Any = type(self)
+        for name, hint in _method_hints(kind).items():
             if name not in ("beta", "calibrate") and name in self.__dict__:
                 setattr(self, name, coerce(name, getattr(self, name), hint))
         # Flags and YAML 1.1 hand over numbers as text ("0.2", "1e-3").

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,8 +148,20 @@ SUPPORT: dict[str, Support] = {
 }
 
 
+#: Fields that hold named values; transformers takes text, too, and stumbles over it later.
+_MAPPINGS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "liger_kernel_config")
+
+
 def check_training_arguments(args: Any) -> None:
     """Raise for the first field that is refused as it is given; say which ones do nothing."""
+    for name in _MAPPINGS:
+        value = getattr(args, name, None)
+        if value and not isinstance(value, Mapping):
+            raise ConfigError(f"{name}={value!r} holds no named values: write e.g. --{name} '{{\"key\": 1}}'.")
+    for name in ("seed", "data_seed"):
+        value = getattr(args, name, None)
+        if value is not None and not 0 <= value < 2**32:
+            raise ConfigError(f"{name}={value} is no seed: give 0 to 4294967295.")
     for field in dataclasses.fields(args) if dataclasses.is_dataclass(args) else ():
         support, value = SUPPORT.get(field.name), getattr(args, field.name, None)
         if support is None or not support.note or not support.wrong(value):

@@ -14,7 +14,7 @@ def test_wrong_calls_end_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    calls = int(os.environ.get("ROSU_FUZZ_CALLS", "40"))
+    calls = int(os.environ.get("ROSU_FUZZ_CALLS", "60"))
     problems, counts = fuzz(tmp_path, calls, int(os.environ.get("ROSU_FUZZ_SEED", "0")))
     with capsys.disabled():
         print(

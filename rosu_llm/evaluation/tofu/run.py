@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ...compat import dtype_argument, load_causal_model
+from ...compat import accelerator_kind, dtype_argument, empty_device_cache, load_causal_model
 from ...data.chat_format import find_format
 from ...errors import ConfigError
 from ...files import weight_digests
@@ -69,8 +69,8 @@ def run(request: TofuRequest) -> TofuOutput:
         if os.environ.get(variable, "false").lower() in ("1", "true"):
             raise ConfigError(f"Evaluation keeps the whole model on every process, not {layout}'s shards: use ddp.")
     auc_transform(request.transform)
-    # joins the other processes; without GPUs accelerate must be told, else every process believes it is alone
-    state = PartialState() if started_processes() == 1 or torch.cuda.is_available() else PartialState(cpu=True)
+    # joins the other processes; without devices accelerate must be told, else every process believes it is alone
+    state = PartialState() if started_processes() == 1 or accelerator_kind() else PartialState(cpu=True)
     device = torch.device(state.device)
     settings = request.settings
     model = from_first(lambda: find_model(request.model, adapters=True))
@@ -114,8 +114,7 @@ def _evaluate(which: Model, request: TofuRequest, device: torch.device, out: Pat
     )
     del model
     gc.collect()  # free the memory before the next model is loaded
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    empty_device_cache()
 
 
 def _find_reference(text: str, split: str) -> Model | Path:
