@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import check_out, quiet, refuse_several_processes
+from .common import check_out, quiet, refuse_several_processes, seed_number
 
 if TYPE_CHECKING:
     from ..experiments.ablate.grid import Grid
@@ -81,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--axis", action="append", default=[], metavar="KEY=V1,V2", help="a setting to vary; several give all pairs"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="mean and spread over these (default 0)")
+    parser.add_argument(
+        "--seeds", type=seed_number, nargs="+", metavar="N", help="mean and spread over them (default 0)"
+    )
     parser.add_argument("--format", metavar="NAMES", help="markdown,latex,json (default: all three)")
     parser.add_argument("--retry-failed", action="store_true", help="run failed cells again")
     parser.add_argument("--keep-models", action="store_true", help="keep the model of every cell in DIR/models")

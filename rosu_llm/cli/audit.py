@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import add_launch_flags, check_out, launch, quiet, read_settings
+from .common import add_launch_flags, check_out, launch, quiet, read_settings, seed_number
 
 if TYPE_CHECKING:
     from ..presentation.blocks import Section
@@ -48,7 +48,7 @@ def _orthogonality(argv: Sequence[str]) -> int:
         "--batch-sizes", type=int, nargs="+", default=(), metavar="N", help="retain batch sizes (default 4 8 16 …)"
     )
     parser.add_argument("--forget-batch-size", type=int, metavar="N", help="default: the window of the configuration")
-    parser.add_argument("--seed", type=int, metavar="N", help="of the pairs (default: that of the configuration)")
+    parser.add_argument("--seed", type=seed_number, metavar="N", help="of the pairs (default: the configuration's)")
     parser.add_argument(
         "--per-sample",
         default="auto",

@@ -24,6 +24,13 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-processes", type=int, metavar="N", help="number of devices for --accelerate-config")
 
 
+def seed_number(text: str) -> int:
+    """A seed, for argparse."""
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: give 0 to 4294967295")
+    return int(text)
+
+
 def check_out(folder: Path) -> None:
     """Raise now if results could not be written at the end of minutes of work."""
     from ..files import check_writable

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from .common import check_out, quiet, seed_number
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the embedded default and show it."""
@@ -18,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("rosu-demo"), metavar="DIR", help="folder for results and plots"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="average over these seeds")
+    parser.add_argument("--seeds", type=seed_number, nargs="+", default=[0], metavar="N", help="average over these")
     parser.add_argument("--smoke", action="store_true", help="a toy size that only shows that everything runs")
     options = parser.parse_args(argv)
 
@@ -26,7 +28,6 @@ def main(argv: Sequence[str]) -> int:
     from ..experiments.demo.world import FULL, SMOKE
     from ..presentation.demo import demo_table, write_demo
     from ..presentation.writers import print_table
-    from .common import check_out, quiet
     from .progress import AttemptsBar
 
     quiet(threads=1)

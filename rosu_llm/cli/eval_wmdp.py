@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import check_out, launch, shutdown
+from .common import check_out, launch, seed_number, shutdown
 
 if TYPE_CHECKING:
     from ..evaluation.wmdp.run import WmdpRequest
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto", choices=dtypes, help="of the weights; auto: as they are stored")
     parser.add_argument("--device", help="cpu, cuda, cuda:N or mps; default: cuda when there is one")
     parser.add_argument("--num-processes", type=int, metavar="N", help="share the questions among N devices")
-    parser.add_argument("--seed", type=int, default=0, help="recorded and set; nothing here is random")
+    parser.add_argument("--seed", type=seed_number, default=0, help="recorded and set; nothing here is random")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $ROSU_CACHE, else ~/.cache/rosu_llm")
     parser.add_argument("--fresh", action="store_true", help="evaluate the base again although it is cached")

@@ -58,6 +58,7 @@ def _search(options: argparse.Namespace, rest: Sequence[str], name: str) -> int:
     from ..experiments.sweep.space import read_space
     from ..experiments.sweep.study import open_study, pin_conditions, start_over
     from ..recipes.settings import type_values
+    from ..training.supported import check_seed
     from .progress import AttemptsBar
 
     if options.keep not in KEEP:
@@ -70,6 +71,7 @@ def _search(options: argparse.Namespace, rest: Sequence[str], name: str) -> int:
     values = _values(options, rest)
     given = values.pop("seed", 0)
     seed: int = type_values({"seed": given if options.seed is None else options.seed})[1]["seed"]
+    check_seed("seed", seed)
     task, scoring = _task(options, values)
     space = read_space(options.space, options.set, task.base)
     fractions = [] if options.pruner == "none" else options.report_at

@@ -43,6 +43,7 @@ class _StopAtStep(TrainerCallback):
         if state.global_step >= state.max_steps or not self._agreed():
             return
         self._stops = control.should_save = True
+        args.save_only_model = False  # from a model alone nobody can go on
         control.should_evaluate = False  # there is no time, and no need: nothing that follows depends on it
 
     def _agreed(self) -> bool:

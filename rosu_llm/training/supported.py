@@ -152,6 +152,12 @@ SUPPORT: dict[str, Support] = {
 _MAPPINGS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "liger_kernel_config")
 
 
+def check_seed(name: str, value: Any) -> None:
+    """Raise for a number that is no seed to numpy."""
+    if value is not None and not 0 <= value < 2**32:
+        raise ConfigError(f"{name}={value} is no seed: give 0 to 4294967295.")
+
+
 def check_training_arguments(args: Any) -> None:
     """Raise for the first field that is refused as it is given; say which ones do nothing."""
     for name in _MAPPINGS:
@@ -159,9 +165,7 @@ def check_training_arguments(args: Any) -> None:
         if value and not isinstance(value, Mapping):
             raise ConfigError(f"{name}={value!r} holds no named values: write e.g. --{name} '{{\"key\": 1}}'.")
     for name in ("seed", "data_seed"):
-        value = getattr(args, name, None)
-        if value is not None and not 0 <= value < 2**32:
-            raise ConfigError(f"{name}={value} is no seed: give 0 to 4294967295.")
+        check_seed(name, getattr(args, name, None))
     for field in dataclasses.fields(args) if dataclasses.is_dataclass(args) else ():
         support, value = SUPPORT.get(field.name), getattr(args, field.name, None)
         if support is None or not support.note or not support.wrong(value):

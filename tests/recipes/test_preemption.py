@@ -75,7 +75,7 @@ def test_a_signal_stops_at_the_step_and_one_command_goes_on(
     number: signal.Signals, jit: bool, world: World, sender: Sender, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
-    again = flags(world, out, **({"enable_jit_checkpoint": True} if jit else {}))
+    again = flags(world, out, **({"enable_jit_checkpoint": True, "save_only_model": True} if jit else {}))
     assert main(["train", *flags(world, whole)]) == 0
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)]
     sender.arm(number, at=4 * 2 + 2)  # four passes over the retain data in a step of two micro-batches
