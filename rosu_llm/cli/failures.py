@@ -26,7 +26,7 @@ EXTRAS = {
 }
 #: Libraries that settings are handed to, and that check them when they use them.
 _VALUES_END_IN = ("transformers", "accelerate", "peft", "datasets", "tokenizers", "lm_eval", "optuna")
-_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]+(@)")
+_PASSWORD = re.compile(r"(://[^\s:/@]*:)\S+(@)")
 #: Exit codes: a mistake in the call or its files; anything else.
 MISTAKE, UNEXPECTED = 2, 1
 

@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return result
     except BrokenPipeError:  # whoever read the output has left, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"rosu {options.verb}: the output was closed before its end", file=sys.stderr)
         return 1
     except Exception as error:
         return report(options.verb, error)

@@ -105,7 +105,7 @@ def of_other_weights(recorded: Mapping[str, str] | None, folder: Path) -> str | 
 
     None where they are, and where nothing tells: nothing was recorded, or the folder holds no weights any more.
     """
-    now = weight_digests(folder) if recorded else {}
+    now = weight_digests(folder) if recorded and isinstance(recorded, Mapping) else {}
     if not recorded or not now or now == recorded:
         return None
     changed = sorted(name for name in {*now, *recorded} if now.get(name) != recorded.get(name))

@@ -56,6 +56,7 @@ def test_every_error_is_one_line(
 
 def test_a_password_never_appears(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     assert without_passwords("at mysql://me:s3cret@host/db and x") == "at mysql://me:***@host/db and x"
+    assert without_passwords("mysql://me:a@/b@host/db") == "mysql://me:***@host/db"
     pytest.importorskip("optuna")
     storage = "sqlite://me:s3cret@host/nowhere/db"
     call = ["sweep", "--task", "demo", "--set", "rho=0.1,0.2", "--out", str(tmp_path), "--storage", storage]
