@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rosu_llm.cli import common
 from rosu_llm.cli.main import main
+from rosu_llm.compat import accelerator_kind
 from rosu_llm.evaluation.tofu import passes
 from rosu_llm.evaluation.tofu.collection import find_results
 from rosu_llm.evaluation.tofu.metrics import METRICS
 from rosu_llm.evaluation.tofu.summary import FLUENCY
+from rosu_llm.toys import toy_settings
 from tests.evaluation.test_tofu_run import World
 
 
@@ -122,6 +126,36 @@ def test_several_processes_are_launched(toys: Toys, monkeypatch: pytest.MonkeyPa
     assert words[words.index("rosu_llm") + 1 :][:2] == ["eval", "tofu"]
     assert words[-2:] == ["--expect-processes", "2"]
     assert "--num-processes" not in words
+    assert os.environ["ACCELERATE_USE_CPU"] == "true"
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "npu"])
+def test_whatever_kind_of_devices_there_is_they_are_used(
+    kind: str, toys: Toys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(*_: Any) -> None:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(common.os, "execv", replaced)
+    monkeypatch.setattr("rosu_llm.compat.accelerator_kind", lambda: kind)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "")
+    with pytest.raises(SystemExit):
+        toys("rosu", "--num-processes", "2")
+    assert os.environ["ACCELERATE_USE_CPU"] == ""
+    monkeypatch.setattr("rosu_llm.toys.accelerator_kind", lambda: kind)
+    assert toy_settings({})["use_cpu"] is False and toy_settings({"use_cpu": True})["use_cpu"] is True
+
+
+def test_which_kind_of_devices_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is None:
+        pytest.skip("torch before 2.6 is asked kind by kind")
+    for kind, meant in (("cuda", "cuda"), ("xpu", "xpu"), ("mps", None), ("cpu", None)):
+        monkeypatch.setattr(accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(accelerator, "current_accelerator", lambda kind=kind: torch.device(kind))
+        assert accelerator_kind() == meant
+    monkeypatch.setattr(accelerator, "is_available", lambda: False)
+    assert accelerator_kind() is None
 
 
 @pytest.mark.parametrize(
