@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from rosu_llm.losses import LOSSES
 from rosu_llm.losses.language import nll
 from rosu_llm.recipes.folder import MANIFEST
 from rosu_llm.training.checkpoints import resolve_resume
+from tests.conftest import ROOT
 from tests.training.tiny_world import World
 
 LOSS = "nll_with_a_signal"
@@ -109,3 +112,11 @@ def test_auto_begins_where_there_is_no_checkpoint(tmp_path: Path) -> None:
     assert resolve_resume("auto", str(tmp_path / "nowhere")) is None
     with pytest.raises(RosuError, match="write auto to begin where there is none"):
         resolve_resume(True, str(tmp_path))
+
+
+@pytest.mark.xdist_group("processes")
+def test_the_script_that_kills_runs_kills_one() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "kills.py"), "--kills", "1", "--smoke"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0 and "1 of 1 equal bit for bit" in done.stdout, done.stdout + done.stderr
