@@ -93,7 +93,8 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "plain", [{"step": 1, "loss": 2.0}], 1, RECORDED)
     write_run(tmp_path / "unknown", [{"step": 1, "norm/retain_sq": 2.0}], 1)
     write_run(tmp_path / "relative", [entry(1, 1e-12, 0.1)], 1, {**RECORDED, "tau_mode": "relative", "tau": 1e-3})
-    (write_run(tmp_path / "killed" / "checkpoint-3", [entry(1, 1.0, 1.0)], 3) / "model.safetensors").touch()
+    killed = write_run(tmp_path / "killed" / "checkpoint-3", [entry(1, 1.0, 1.0)], 3)
+    (killed / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # one without tensors
     (tmp_path / "empty").mkdir()
     write_run(tmp_path / "cut", [])
     (tmp_path / "cut" / "trainer_state.json").write_text("{")
