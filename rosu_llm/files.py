@@ -68,12 +68,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def digest(path: Path) -> str:
     """``sha256:…`` of a file; computed once per process while the file stays as it is."""
-    stat = path.stat()
-    return _digest(path.resolve(), stat.st_size, stat.st_mtime_ns)
+    stat = path.stat()  # the time of modification alone can be set, and copies keep it
+    return _digest(path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
 @lru_cache(maxsize=4096)
-def _digest(path: Path, size: int, changed: int) -> str:
+def _digest(path: Path, *_: int) -> str:
     total = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):

@@ -92,8 +92,10 @@ def identity(model: Model) -> str:
 
 def _refuse_mixture(folder: Path) -> None:
     """Of a model and an adapter in one folder transformers would load the one on top of the other's base."""
-    whole = [path.name for path in weight_files(folder) if not path.name.startswith("adapter_")]
-    if (folder / ADAPTER).is_file() and (whole or (folder / "config.json").is_file()):
+    names = [path.name for path in weight_files(folder)]
+    whole = [name for name in names if not name.startswith("adapter_")]
+    both = len(whole) not in (0, len(names)) or (folder / "config.json").is_file()
+    if (folder / ADAPTER).is_file() and both:
         raise ConfigError(
             f"The folder {str(folder)!r} holds an adapter ({ADAPTER}) and a whole model "
             f"({(*whole, 'config.json')[0]}), perhaps of two runs: move one of them elsewhere."
