@@ -36,6 +36,9 @@ def main(argv: Sequence[str]) -> int:
     if options.contribution:
         files |= _contribution(made, options.contribution, options.name)
     print(text, end="")
+    for role, given, reference in (("retain", options.retain, retain), ("target", options.target, target)):
+        if reference and not given and not options.smoke:
+            print(f"--{role}: {reference.path}, found beside the runs", file=sys.stderr)
     _write(files)
     return 0
 
@@ -44,14 +47,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rosu table",
         description="Mem, Priv, Util, Agg and Agg_MU from the result files of OpenUnlearning's TOFU evaluation.",
-        epilog="Example: rosu table saves/unlearn --retain saves/eval/tofu_Llama-3.2-1B-Instruct_retain90 "
-        "--target saves/eval/tofu_Llama-3.2-1B-Instruct_full --best",
+        epilog="Example: rosu table saves/unlearn --best",
         allow_abbrev=False,
     )
     parser.add_argument("paths", type=Path, nargs="*", metavar="PATH", help="run folders, folders of them, or files")
-    parser.add_argument("--retain", type=Path, metavar="PATH", help="results of the retain model (for Priv)")
     parser.add_argument(
-        "--target", type=Path, metavar="PATH", help="results of the initial model (Util relative to it)"
+        "--retain",
+        type=Path,
+        metavar="PATH",
+        help="results of the retain model (for Priv); by default those beside the runs in saves/eval",
+    )
+    parser.add_argument(
+        "--target",
+        type=Path,
+        metavar="PATH",
+        help="results of the initial model (Util relative to it); by default those beside the runs in saves/eval",
     )
     parser.add_argument(
         "--auc-transform",
@@ -83,7 +93,7 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
         return example()
 
     from ..errors import ConfigError
-    from ..evaluation.tofu.collection import find_reference, find_results
+    from ..evaluation.tofu.collection import find_reference, find_results, references_beside
     from ..evaluation.tofu.results import read_result
 
     if not options.paths:
@@ -91,9 +101,11 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
     files = [file for path in options.paths for file in find_results(path, every_checkpoint=options.checkpoints)]
     results = {file.resolve(): read_result(file) for file in files}
     split = next((result.split for result in results.values() if result.split), None)
+    non_members = next((n for result in results.values() for n in result.non_members.values()), None)
     references = []
-    for path in (options.retain, options.target):
-        reference = read_result(find_reference(path, split)) if path else None
+    for given, beside in zip((options.retain, options.target), references_beside([*results.values()]), strict=True):
+        path = given or beside
+        reference = read_result(find_reference(path, split, non_members)) if path else None
         references.append(reference)
         if reference and len(results) > 1:
             results.pop(reference.path.resolve(), None)

@@ -1,16 +1,19 @@
 """What a run of OpenUnlearning recorded about itself: Hydra's files with its configuration, and the trainer's state.
 
-Hydra writes ``.hydra/config.yaml``, ``overrides.yaml`` and ``hydra.yaml`` into a job's folder, transformers writes
-``trainer_state.json``, and ``scripts/tofu_openunlearning.sh`` writes ``rosu_run.json`` (launcher and devices). Any of
-them may be missing, and nothing is guessed in its place.
+Hydra writes ``.hydra/config.yaml``, ``overrides.yaml`` and ``hydra.yaml`` into a job's folder, or into one below
+``multirun`` for jobs started with ``-m``; transformers writes ``trainer_state.json``, and
+``python -m rosu_llm.openunlearning tofu`` writes ``rosu_run.json`` (launcher and devices). Any of them may be missing,
+and nothing is guessed in its place.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +32,14 @@ class HydraRecord:
 
     def get(self, path: str) -> Any:
         """The configuration's value at ``a.b.c``, or None; Hydra records references such as ``${x.y}`` as they are."""
+        value = _at(self.config, path)
         for _ in range(8):  # a chain of references; a circle of them ends as unknown
-            value = _at(self.config, path)
-            found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            if not found:
-                return None if isinstance(value, str) and "${" in value else value
-            path = found[1]
+            if not isinstance(value, str) or "${" not in value:
+                return value
+            if found := _REFERENCE.fullmatch(value):
+                value = _at(self.config, found[1])
+            else:
+                value = _REFERENCE.sub(lambda part: str(_at(self.config, part[1])), value)
         return None
 
     def choice(self, group: str) -> str | None:
@@ -58,7 +63,29 @@ class HydraRecord:
 
 
 def read_hydra(folder: Path) -> HydraRecord:
-    """The record of the job that ran in ``folder``."""
+    """The record of the job that ran in ``folder``, or of the job of a multirun that wrote there."""
+    if not (folder / ".hydra").is_dir():
+        folder = folder.absolute()
+        for root in folder.parents:
+            if (place := _multirun_jobs(root / "multirun").get(folder)) is not None:
+                return _read_job(place)
+    return _read_job(folder)
+
+
+@lru_cache(maxsize=32)
+def _multirun_jobs(folder: Path) -> dict[Path, Path]:
+    """Where the jobs of Hydra's multiruns wrote → their own folders; of several, the last one counts."""
+    jobs: dict[Path, Path] = {}
+    for config in sorted(folder.glob("*/*/*/.hydra/config.yaml"), key=lambda path: path.stat().st_mtime):
+        job = _read_job(config.parent.parent)
+        for key in ("trainer.args.output_dir", "paths.output_dir"):
+            if isinstance(written := job.get(key), str):
+                jobs[Path(os.path.normpath(folder.parent / written))] = config.parent.parent
+                break
+    return jobs
+
+
+def _read_job(folder: Path) -> HydraRecord:
     config, overrides, hydra = (_yaml(folder / ".hydra" / f"{name}.yaml") for name in ("config", "overrides", "hydra"))
     return HydraRecord(
         config if isinstance(config, dict) else {},

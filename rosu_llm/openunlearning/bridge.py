@@ -9,6 +9,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 from transformers import Trainer
 
 from ..errors import ConfigError, DataError, RosuError
+from ..training.checkpoints import last_complete, resolve_resume
 from ..training.window import PARTS
 from .arguments import HOLDOUT, describe, read_method_args
 from .evaluation import MainProcessEvaluation
@@ -57,8 +59,39 @@ class FromOpenUnlearning(Base):
         if own.get("data_collator") is not None:
             own["data_collator"] = AlternatesBeside(own["data_collator"])
         own["args"].remove_unused_columns = False  # the columns are nested under forget and retain
+        self._resume = resume_point(own["args"])
         logger.info("trainer=%s: %s", self.alias, describe(settings))
         super().__init__(method_args=settings, **own)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Trainer leaves ``trainer.args.resume_from_checkpoint`` to its caller, and OpenUnlearning passes nothing."""
+        return super().train(resume_from_checkpoint or self._resume, *args, **kwargs)
+
+
+def resume_point(args: Any) -> str | None:
+    """The checkpoint that ``trainer.args.resume_from_checkpoint`` means: a folder, true, or auto (if there is one).
+
+    Without one, a model that is in the output folder already is about to be replaced: a warning says so.
+    """
+    asked, folder = args.resume_from_checkpoint, Path(args.output_dir)
+    if asked is not None and (str(args.save_strategy).rpartition(".")[2].lower() == "no" or args.save_only_model):
+        logger.warning(
+            "This run will save no checkpoint to resume from: add trainer.args.save_strategy=epoch "
+            "trainer.args.save_only_model=false."
+        )
+    words = {"true": True, "false": None}
+    if str(asked).lower() == "auto":
+        found = last_complete(folder, resumable=True) if folder.is_dir() else None
+        logger.info("resume_from_checkpoint=auto: %s", f"from {found}" if found else "from the beginning")
+        asked = None if found is None else str(found)
+    checkpoint = resolve_resume(words.get(str(asked).lower(), asked), args.output_dir)
+    if checkpoint is None and any(folder.glob("*.safetensors")):
+        logger.warning(
+            "%s holds a model already, which this run replaces: give every run a task_name of its own, in a multirun "
+            "for instance 'task_name=${trainer.handler}_${trainer.method_args.rho}'.",
+            folder,
+        )
+    return checkpoint
 
 
 def build_trainer(name: str) -> type:

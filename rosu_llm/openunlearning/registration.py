@@ -34,11 +34,12 @@ class Alias:
     general: bool = False
 
 
-#: The alias that takes any method; every other one, except at representation level, stands for a single method.
+#: The alias that errors recommend: it takes any method. Most others stand for a single one.
 GENERAL = "ROSU"
 
 TRAINERS: dict[str, Alias] = {
     GENERAL: Alias("rosu", general=True),
+    "ROSU_matched": Alias("rosu", general=True),
     "ROSURepresentation": Alias(
         "rosu",
         "rosu_llm.representation.trainer:RepresentationMixin",

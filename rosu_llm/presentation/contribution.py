@@ -15,7 +15,7 @@ from typing import Any
 from .. import __version__
 from ..errors import ConfigError
 from ..evaluation.provenance import HydraRecord, read_record
-from ..evaluation.tofu.collection import best_by_agg_mu
+from ..evaluation.tofu.methods import best_by_agg_mu, check_selectable
 from ..evaluation.tofu.results import FORGET_QUALITY
 from ..evaluation.tofu.summary import MODEL_UTILITY
 from .tofu import Summarised, TofuTable
@@ -42,6 +42,7 @@ def contribution(table: TofuTable, name: str) -> dict[str, str]:
             "or runs of one method only."
         )
     at = best_by_agg_mu([name] * len(runs), [run.summary.agg_mu for run in runs])[name]
+    check_selectable(name, runs[at].summary.agg_mu)
     return {"README.md": _readme(name, runs, runs[at], table), "run.sh": _script(name, runs, runs[at], table)}
 
 

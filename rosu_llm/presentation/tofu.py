@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..evaluation.tofu.collection import best_by_agg_mu, check_comparable, describe, method_of, unique_labels
+from ..evaluation.tofu.collection import check_comparable, unique_labels
 from ..evaluation.tofu.document import FILES
+from ..evaluation.tofu.methods import best_by_agg_mu, describe, methods_of
 from ..evaluation.tofu.metrics import METRICS
 from ..evaluation.tofu.results import Result, read_result
 from ..evaluation.tofu.summary import ATTACKS, COLUMNS, FLUENCY, MODEL_UTILITY, TofuSummary, auc_transform, summarise
@@ -16,7 +17,7 @@ from ..files import read_json
 from .blocks import Footnotes, Row, Table, TableCell
 from .writers import render, write_table
 
-ALL_METRICS = "+eval/tofu_metrics=[rosu_summary]"
+ALL_METRICS = "experiment=eval/tofu/rosu, or with +eval/tofu_metrics=[rosu_summary]"
 
 
 class Summarised(NamedTuple):
@@ -25,11 +26,7 @@ class Summarised(NamedTuple):
     label: str
     result: Result
     summary: TofuSummary
-
-    @property
-    def method(self) -> str:
-        """The trainer that made it, as recorded, else as the run's name says."""
-        return self.result.trainer or method_of(self.label)
+    method: str = ""
 
 
 class TofuTable(NamedTuple):
@@ -67,13 +64,19 @@ def tofu_table(
         return summarise(result.figures, **given, transform=transform, with_fluency=with_fluency)
 
     labels = labels or unique_labels(results)
-    runs = tuple(Summarised(label, r, summary(r)) for label, r in zip(labels, results, strict=True))
+    methods = methods_of(results, labels)
+    results = [_same_non_members(result, retain) for result in results]
+    runs = tuple(
+        Summarised(f"{label} ({r.calibration})" if r.calibration else label, r, summary(r), method)
+        for label, r, method in zip(labels, results, methods, strict=True)
+    )
     shown, notes = runs, _notes(everything, transform, target is not None, with_fluency)
+    notes += _calibration_notes(runs)
     if best:
-        methods = [run.method for run in runs]
-        winners = best_by_agg_mu(methods, [run.summary.agg_mu for run in runs])
-        shown = tuple(Summarised(method, runs[at].result, runs[at].summary) for method, at in winners.items())
-        notes.append(describe(winners, methods, labels))
+        scores = [run.summary.agg_mu for run in runs]
+        winners = best_by_agg_mu(methods, scores)
+        shown = tuple(runs[at]._replace(label=method) for method, at in winners.items())
+        notes.append(describe(winners, methods, labels, scores))
     models = tuple(Summarised(name, result, summary(result)) for name, result in references.items())
     footnotes = Footnotes()
     rows = [_row(model, footnotes, details, reference=True) for model in models]
@@ -104,7 +107,7 @@ def _row(run: Summarised, footnotes: Footnotes, more: bool, *, reference: bool =
 def _why(run: Summarised, column: str) -> str:
     """What a missing figure needs."""
     needs = run.summary.missing[column]
-    unusable = [f"{name} is {why} in the file" for name, why in run.result.unusable.items() if name in needs]
+    unusable = [f"{name} is {why}" for name, why in run.result.unusable.items() if name in needs]
     others = [name for name in needs if name not in run.result.unusable]
     text = f"{column} needs {', '.join(others)}" if others else f"{column} is unknown"
     if any(name in run.summary.columns() for name in others):
@@ -112,8 +115,43 @@ def _why(run: Summarised, column: str) -> str:
     flags = {"the results of the retain model": "give --retain", "the results of the initial model": "give --target"}
     how = [flag for need, flag in flags.items() if need in others]
     if any(not name.startswith(("the results", "an initial")) for name in others):
-        how.append("evaluate without --metrics" if run.result.sidecar else f"evaluate with {ALL_METRICS}")
+        if run.result.knows_all_metrics:
+            how.append("its evaluation did not get that far, so start it again")
+        else:
+            how.append("evaluate without --metrics" if run.result.sidecar else f"evaluate with {ALL_METRICS}")
     return text + (f": {', '.join(how)}" if how else "") + (f" ({'; '.join(unusable)})" if unusable else "") + "."
+
+
+def _same_non_members(result: Result, retain: Result | None) -> Result:
+    """The run, without its attacks where these had other held-out questions than each other or the retain model's."""
+    ours, theirs = (dict(found.non_members) if found else {} for found in (result, retain))
+    counts, reference = {*ours.values()}, {*theirs.values()}
+    if len(counts) > 1:
+        why = f"of attacks on {' and '.join(map(str, sorted(counts)))} non-members: add eval.tofu.overwrite=true"
+    elif counts and reference and counts != reference:
+        why = (
+            f"of attacks on {counts.pop()} non-members, the retain model's on {' and '.join(map(str, reference))}: "
+            "evaluate both with the same eval.tofu.calibration_questions"
+        )
+    else:
+        return result
+    figures = {name: value for name, value in result.figures.items() if name not in ours}
+    return replace(result, figures=figures, unusable={**result.unusable, **dict.fromkeys(ours, why)})
+
+
+def _calibration_notes(runs: Sequence[Summarised]) -> list[str]:
+    """Calibration is not the paper's protocol; and its questions must not be the attacks' non-members."""
+    marked = [run for run in runs if run.result.calibration]
+    if not marked:
+        return []
+    notes = ["Calibrated runs know when to stop from data or a target loss that the paper's protocol does not have."]
+    held_out = [run for run in marked if run.result.calibration == "calibrated on held-out data"]
+    if again := [run.label for run in held_out if run.result.set_aside == 0]:
+        notes.append(
+            f"Priv counts questions as unseen that calibrated the training, in: {', '.join(again)}. Evaluate with "
+            "experiment=eval/tofu/rosu_calibrated."
+        )
+    return notes
 
 
 def _notes(results: Sequence[Result], transform: str, relative: bool, with_fluency: bool) -> list[str]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from rosu_llm import __version__
 from rosu_llm.cli.main import main
-from tests.evaluation.saves import FIGURES, INITIAL, RETAIN, make_run, write_eval, write_summary
+from rosu_llm.evaluation.tofu.summary import ATTACKS
+from tests.evaluation.saves import FIGURES, INITIAL, RETAIN, make_run, write_eval, write_hydra, write_summary
 
 MODEL = "Llama-3.2-1B-Instruct"
 BETTER = {**FIGURES, "exact_memorization": 0.5}  # Mem = 4/(2+2+2+4) = .4
@@ -34,6 +39,11 @@ def saves(tmp_path: Path) -> Path:
 def references(saves: Path) -> list[str]:
     folder = saves / "eval"
     return ["--retain", str(folder / f"tofu_{MODEL}_retain90"), "--target", str(folder / f"tofu_{MODEL}_full")]
+
+
+def runs_shown(text: str) -> list[str]:
+    """The labels of a table in JSON, without the references."""
+    return [row["method"] for row in json.loads(text)["rows"] if not row["reference"]]
 
 
 def test_the_table(saves: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +99,7 @@ def test_what_is_missing_is_explained_not_refused(tmp_path: Path, capsys: pytest
     assert "[1] Agg needs Mem, Priv." in out
     assert (
         "[3] Mem needs exact_memorization, forget_Q_A_PARA_Prob, forget_truth_ratio_prob_mean: evaluate with "
-        "+eval/tofu_metrics=[rosu_summary]." in out
+        "experiment=eval/tofu/rosu, or with +eval/tofu_metrics=[rosu_summary]." in out
     )
     assert "the results of the retain model: give --retain, evaluate with" in out
     assert "(mia_min_k is null in the file)" in out
@@ -112,10 +122,9 @@ def test_files_checkpoints_and_repetitions(saves: Path, capsys: pytest.CaptureFi
     write_eval(run / "checkpoint-5" / "evals", FIGURES)
     file = run / "evals" / "TOFU_EVAL.json"
     assert main(["table", str(file), str(run), f"{run}/../{run.name}", "--format", "json"]) == 0
-    assert [row["method"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["ROSU_rho0.4"]
+    assert runs_shown(capsys.readouterr().out) == ["ROSU_rho0.4"]
     assert main(["table", str(run), "--checkpoints", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["method"] for row in rows] == ["ROSU_rho0.4/checkpoint-5", "ROSU_rho0.4"]
+    assert runs_shown(capsys.readouterr().out) == ["ROSU_rho0.4/checkpoint-5", "ROSU_rho0.4"]
 
 
 def test_beside_an_excerpt_the_whole_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,8 +137,7 @@ def test_beside_an_excerpt_the_whole_is_read(tmp_path: Path, capsys: pytest.Capt
 def test_references_among_the_paths_are_not_shown_twice(saves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     retain = str(saves / "eval" / f"tofu_{MODEL}_retain90")
     assert main(["table", str(saves / "unlearn"), retain, "--retain", retain, "--format", "json"]) == 0
-    methods = [row["method"] for row in json.loads(capsys.readouterr().out)["rows"]]
-    assert methods == ["Retain", "GradDiff_rho0.4", "ROSU_rho0.2", "ROSU_rho0.4"]
+    assert runs_shown(capsys.readouterr().out) == ["GradDiff_rho0.4", "ROSU_rho0.2", "ROSU_rho0.4"]
 
 
 @pytest.mark.parametrize(("name", "begins"), [("t.md", "| method"), ("t.tex", r"\begin{tabular}"), ("t.json", "{")])
@@ -256,3 +264,143 @@ def test_local_paths_in_a_contribution_are_pointed_out(saves: Path, tmp_path: Pa
     out = tmp_path / "kit"
     assert main(["table", str(run), "--contribution", str(out), "--name", "ROSU"]) == 0
     assert "# TODO: replace the local path in model.model_args" in (out / "run.sh").read_text()
+
+
+def test_references_are_found_where_openunlearning_keeps_them(saves: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same table with and without naming them; a retain model of another split is not taken."""
+    assert main(["table", str(saves / "unlearn"), *references(saves)]) == 0
+    named = capsys.readouterr()
+    write_eval(saves / "eval" / f"tofu_{MODEL}_retain99", INITIAL)
+    assert main(["table", str(saves / "unlearn")]) == 0
+    found = capsys.readouterr()
+    assert found.out == named.out
+    assert "found beside the runs" in found.err and "found beside" not in named.err
+
+
+def test_an_evaluation_is_found_where_src_eval_writes_by_default(
+    saves: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``src/eval.py`` without an output folder writes to saves/eval/RUN; what it asked for is not asked for again."""
+    run = make_run(saves, 0.3, FIGURES)
+    partial = {"extraction_strength": 0.5, "model_utility": 0.6, "forget_Q_A_Prob": 0.2}
+    write_eval(run / "checkpoint-5" / "evals", partial)
+    elsewhere = saves / "eval" / run.name
+    (run / "evals").rename(elsewhere)
+    assert main(["table", str(saves / "unlearn"), "--format", "json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    (row,) = (row for row in content["rows"] if row["method"] == "ROSU_rho0.3")
+    assert row["source"] == str(elsewhere / "TOFU_EVAL.json")
+    assert row["Mem"] == pytest.approx(1 / 3)
+
+    (elsewhere / "TOFU_EVAL.json").unlink()  # asked for everything, stopped on the way
+    write_hydra(elsewhere, {"eval": {"tofu": {"metrics": {"Mem": {}}}}}, [], choices={"model": MODEL})
+    write_eval(elsewhere, partial)
+    assert main(["table", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "its evaluation did not get that far, so start it again" in out
+    assert "rosu_summary" not in out
+
+
+def variant(saves: Path, name: str, trainer: str, **more: Any) -> Path:
+    """A run of ``trainer`` with other records of data, experiment and method."""
+    run = make_run(saves, 0.4, more.pop("figures", FIGURES), trainer=name)
+    handler, experiment = more.pop("handler", "QADataset"), more.pop("experiment", "unlearn/tofu/default")
+    arguments = {"return_original": more.pop("return_original", True)}
+    config = {
+        "forget_split": "forget10",
+        "data": {"forget": {"TOFU_QA_forget": {"handler": handler, "args": arguments}}},
+        "trainer": {"handler": trainer, "method_args": more},
+    }
+    write_hydra(run, config, [], choices={"model": MODEL, "trainer": trainer, "experiment": experiment})
+    return run
+
+
+def test_different_methods_of_one_trainer_are_not_merged(saves: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    idk, calibrated = "unlearn/tofu/idk", "unlearn/tofu/rosu_calibrated"
+    variant(saves, "a", "DPO", handler="QAwithIdkDataset", experiment=idk)
+    variant(saves, "b", "DPO", handler="QAwithAlternateDataset")
+    variant(saves, "c", "GradDiff", handler="QAwithIdkDataset", experiment=idk, return_original=False)
+    variant(saves, "d", "ROSU", handler="QAwithIdkDataset", experiment=idk, method="rosu", forget_loss="IdkDPO")
+    variant(saves, "e", "ROSU_matched", experiment=calibrated, calibrate="holdout")
+    variant(saves, "f", "ROSU_matched", calibrate="off")
+    variant(saves, "g", "ROSU", method="uam", forget_loss="nll", calibrate=2.5)
+    partial = {"extraction_strength": 0.5, "model_utility": 0.6, "forget_Q_A_Prob": 0.2}
+    variant(saves, "h", "NPO", figures=partial)
+    variant(saves, "i", "SimNPO", experiment="unlearn/tofu/mine")
+    variant(saves, "j", "SimNPO")
+    assert main(["table", str(saves / "unlearn"), "--best", "--format", "json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    rows = {row["method"]: row for row in content["rows"] if not row["reference"]}
+    assert list(rows) == [
+        "GradDiff",
+        "ROSU",
+        "IdkDPO",
+        "AltPO",
+        "IdkNLL",
+        "ROSU (with idk, IdkDPO)",
+        "ROSU_matched (calibrated on held-out data)",
+        "ROSU_matched",
+        "ROSU (method=uam, calibrated to a loss of 2.5)",
+        "NPO",
+        "SimNPO [unlearn/tofu/mine]",
+        "SimNPO [unlearn/tofu/default]",
+    ]
+    assert rows["NPO"]["Agg_MU"] is None and rows["ROSU"]["Agg_MU"] is not None
+    notes = " ".join(content["notes"])
+    assert "as none has Agg_MU: NPO." in notes
+    assert "Priv counts questions as unseen that calibrated the training, in: e_rho0.4 (calibrated" in notes
+    assert main(["table", str(saves / "unlearn"), "--format", "json"]) == 0
+    assert "e_rho0.4 (calibrated on held-out data)" in runs_shown(capsys.readouterr().out)
+
+
+def attacked(folder: Path, counts: Sequence[int], figures: dict[str, Any] = FIGURES) -> None:
+    """Results whose attacks had these numbers of non-members."""
+    path = write_eval(folder, figures)
+    content = json.loads(path.read_text())
+    for name, count in zip(ATTACKS.values(), counts, strict=True):
+        content[name]["holdout"] = {"value_by_index": {str(at): {"score": 0.0} for at in range(count)}}
+    path.write_text(json.dumps(content))
+
+
+def test_privacy_needs_the_same_non_members(saves: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Calibration questions set aside in one attack only, in the run only, or in both: the last is a figure."""
+    evals = saves / "unlearn" / f"tofu_{MODEL}_forget10_ROSU_rho0.4" / "evals"
+    retain = saves / "eval" / f"tofu_{MODEL}_retain90"
+    attacked(retain, (28, 28, 28, 28), RETAIN)
+
+    def priv() -> tuple[float | None, str]:
+        assert main(["table", str(evals.parent), "--format", "json"]) == 0
+        row = json.loads(capsys.readouterr().out)["rows"][-1]
+        return row["Priv"], str(row.get("missing", {}).get("Priv"))
+
+    attacked(evals, (28, 28, 8, 28))
+    value, why = priv()
+    assert value is None and "of attacks on 8 and 28 non-members" in why
+    attacked(evals, (8, 8, 8, 8))
+    value, why = priv()
+    assert value is None and "the retain model's on 28" in why
+    attacked(retain / "evals_forget10_calibrated", (8, 8, 8, 8), RETAIN)
+    assert priv()[0] == pytest.approx(2 / 3)
+
+
+def test_results_of_another_benchmark_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evals = tmp_path / "saves" / "unlearn" / "muse" / "evals"
+    evals.mkdir(parents=True)
+    (evals / "MUSE_EVAL.json").write_text("{}")
+    assert "holds results of MUSE" in refusal([str(tmp_path / "saves")], capsys)
+
+
+def test_a_multirun_has_its_records_elsewhere(saves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hydra writes them below multirun; the folder that a job wrote to is in them, by references."""
+    run = make_run(saves, 0.3, FIGURES)
+    config = yaml.safe_load((run / ".hydra" / "config.yaml").read_text())
+    config |= {"mode": "unlearn", "task_name": "tofu_Llama-3.2-1B-Instruct_forget10_${trainer.handler}_rho0.3"}
+    config["paths"] = {"root_dir": ".", "output_dir": "${paths.root_dir}/saves/${mode}/${task_name}"}
+    config["trainer"]["args"]["output_dir"] = "${paths.output_dir}"
+    job = tmp_path / "multirun" / "2026-01-02" / "03-04-05" / "1"
+    write_hydra(job, config, ["trainer=ROSU"], choices={"model": MODEL, "trainer": "ROSU"})
+    shutil.rmtree(run / ".hydra")
+    out = tmp_path / "kit"
+    assert main(["table", str(run), "--contribution", str(out), "--name", "ROSU"]) == 0
+    assert "| `trainer.method_args.rho` | 0.3 |" in (out / "README.md").read_text()
+    assert "trainer=ROSU" in (out / "run.sh").read_text()

@@ -30,7 +30,8 @@ def test_null_and_nan_are_told_apart_from_absent(tmp_path: Path) -> None:
     values: dict[str, Any] = {**FIGURES, "model_utility": None, "mia_loss": float("nan"), "mia_zlib": float("inf")}
     del values["mia_min_k"]
     result = read_result(write_eval(tmp_path, values))
-    assert result.unusable == {"model_utility": "null", "mia_loss": "not finite", "mia_zlib": "not finite"}
+    infinite = "not finite in the file"
+    assert result.unusable == {"model_utility": "null in the file", "mia_loss": infinite, "mia_zlib": infinite}
     assert not {"model_utility", "mia_loss", "mia_zlib", "mia_min_k"} & result.figures.keys()
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rosu_llm.errors import ConfigError
-from rosu_llm.evaluation.tofu.collection import best_by_agg_mu, describe, method_of
+from rosu_llm.evaluation.tofu.methods import best_by_agg_mu, check_selectable, describe, method_of
 from rosu_llm.presentation.blocks import Row, Table, TableCell, text_table
 from rosu_llm.presentation.writers import render
 
@@ -119,14 +119,20 @@ def test_the_method_in_a_runs_name(label: str, method: str) -> None:
 
 def test_selection_takes_the_largest_agg_mu_of_each_method() -> None:
     methods = ["A", "B", "A", "A", "B", "A"]
-    best = best_by_agg_mu(methods, [0.0, 0.3, 0.5, None, 0.2, 0.5])
+    scores = [0.0, 0.3, 0.5, None, 0.2, 0.5]
+    best = best_by_agg_mu(methods, scores)
     assert best == {"A": 2, "B": 1}
-    text = describe(best, methods, list("uvwxyz"))
+    text = describe(best, methods, list("uvwxyz"), scores)
     assert "no privacy figure was used" in text
     assert "A: w (of 4)" in text
 
 
-def test_a_method_without_agg_mu_cannot_be_selected() -> None:
+def test_a_method_without_agg_mu_is_shown_but_not_selected() -> None:
     assert best_by_agg_mu(["A"], [0.0]) == {"A": 0}
+    methods, scores = ["A", "B", "B", "C", "C"], [0.4, None, None, None, 0.0]
+    best = best_by_agg_mu(methods, scores)
+    assert best == {"A": 0, "B": 1, "C": 4}
+    assert "as none has Agg_MU: B." in describe(best, methods, list("abcde"), scores)
+    check_selectable("C", 0.0)
     with pytest.raises(Exception, match="No run of B can be selected: Agg_MU is missing"):
-        best_by_agg_mu(["A", "B"], [0.4, None])
+        check_selectable("B", None)

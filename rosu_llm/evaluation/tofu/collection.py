@@ -1,8 +1,4 @@
-"""Several results: find them below folders, check that they are comparable, name them, choose the best of each method.
-
-A method is shown by its run with the highest Agg_MU = HM(Mem, Util). Privacy scores need a model that never saw the
-forget set. Outside a benchmark nobody has one, so a selection by privacy would not be available to a user.
-"""
+"""Several results: find them below folders, and their references beside them; check that they are comparable."""
 
 from __future__ import annotations
 
@@ -18,12 +14,10 @@ from ...files import read_json
 from .document import FILES, REFERENCES, Entry
 from .metrics import DERIVED
 from .questions import TofuQuestions
-from .results import Result, check_current
+from .results import Result, check_current, read_result
 
 #: What results in one table must share: attribute of ``Result`` → its name in messages.
 _SHARED = dict(split="forget split", model="model", architecture="architecture", questions="number of forget questions")
-# A trailing _lr1e-5, _rho0.4, _alpha2 …: what sweeps append to a method's name.
-_SETTING = re.compile(r"[_-][A-Za-z]+[_=]?\d+(\.\d+)?(e[+-]?\d+)?$")
 
 logger = logging.getLogger(__name__)
 
@@ -31,41 +25,79 @@ logger = logging.getLogger(__name__)
 def find_results(path: Path, *, every_checkpoint: bool = False) -> list[Path]:
     """The result files at ``path``: itself, or of each run below it the final one (else its last checkpoint's).
 
-    Of the two files that lie side by side, the one with figures per question is taken.
+    Of the two files that lie side by side, the one with figures per question is taken. ``src/eval.py`` writes to
+    ``saves/eval/RUN`` unless told otherwise, so a run ``saves/unlearn/RUN`` is also looked for there.
     """
     if path.is_file():
         fuller = path.with_name(FILES[0])
         return [fuller if path.name in FILES and fuller.is_file() else path]
     if not path.is_dir():
         raise DataError(f"{path} does not exist. Give run folders such as saves/unlearn/RUN, or result files.")
-    below = sorted({file.parent for name in FILES for file in path.rglob(name)})
-    folders = [folder for folder in below if REFERENCES not in folder.relative_to(path).parts]
-    if not folders:
-        raise DataError(f"{path} holds no {' or '.join(FILES)}: evaluate its model with OpenUnlearning's src/eval.py.")
+    found = {file.parent for name in FILES for file in path.rglob(name)}
+    found = {folder for folder in found if REFERENCES not in folder.relative_to(path).parts}
+    runs = {folder for folder in (path, *path.iterdir()) if folder.absolute().parent.name == "unlearn"}
+    beside = {run: run.absolute().parents[1] / "eval" / run.absolute().name for run in runs if run.is_dir()}
+    found |= {there for there in beside.values() if any((there / name).is_file() for name in FILES)}
+    if not found:
+        raise _nothing_there(path)
     places: dict[tuple[Path, str], dict[float, Path]] = {}
-    for folder in folders:
+    for folder in sorted(found):
         file = next(folder / name for name in FILES if (folder / name).is_file())
         probe = Result(file)
         step = math.inf if probe.checkpoint is None else probe.checkpoint
-        places.setdefault((probe.run, folder.name), {})[step] = file
+        kind = "evals" if probe.run != folder.absolute() and folder.name == probe.run.name else folder.name
+        steps = places.setdefault((probe.run, kind), {})
+        if step not in steps or folder.name.startswith("evals"):  # before saves/eval/RUN
+            steps[step] = file
     chosen: list[Path] = []
     for steps in places.values():
         chosen += [steps[step] for step in sorted(steps)] if every_checkpoint else [steps[max(steps)]]
     return chosen
 
 
-def find_reference(path: Path, split: str | None) -> Path:
-    """The result of a reference model at ``path``; if there are several, the one for ``split``."""
+def _nothing_there(path: Path) -> DataError:
+    others = sorted({file.name.removesuffix("_EVAL.json") for file in path.rglob("*_EVAL.json")})
+    if others:
+        return DataError(
+            f"{path} holds results of {', '.join(others)}; Mem, Priv and Util are scores of TOFU, and this table is "
+            "TOFU's. Read the other benchmark's *_SUMMARY.json."
+        )
+    return DataError(
+        f"{path} holds no {' or '.join(FILES)}: evaluate its model with OpenUnlearning's src/eval.py, for a run with "
+        "experiment=eval/tofu/rosu task_name=RUN."
+    )
+
+
+def find_reference(path: Path, split: str | None, non_members: int | None = None) -> Path:
+    """The result of a reference model at ``path``.
+
+    If there are several: the one for ``split``, whose attacks had as many non-members as those of the runs, with the
+    most figures.
+    """
     files = find_results(path)
-    if len(files) > 1:
-        fitting = [file for file in files if Result(file).split == split]
-        if len(fitting) != 1:
-            raise DataError(
-                f"{path} holds {len(files)} results, and {len(fitting) or 'none'} of them fit {split or 'the runs'}: "
-                f"name one, such as {files[0]}."
-            )
-        files = fitting
-    return files[0]
+    if len(files) == 1:
+        return files[0]
+    fitting = [read_result(file) for file in files if Result(file).split == split]
+    same = [result for result in fitting if non_members in result.non_members.values()]
+    ranked = sorted(same or fitting, key=lambda result: len(result.figures), reverse=True)
+    if not ranked or (len(ranked) > 1 and len(ranked[0].figures) == len(ranked[1].figures)):
+        raise DataError(
+            f"{path} holds {len(files)} results, and {len(ranked) or 'none'} of them fit {split or 'the runs'}: "
+            f"name one, such as {files[0]}."
+        )
+    return ranked[0].path
+
+
+def references_beside(results: Sequence[Result]) -> tuple[Path | None, Path | None]:
+    """Where OpenUnlearning keeps the results of the retain and the initial model of these runs; None if not there."""
+    first = next((result for result in results if result.run.parent.name == "unlearn"), None)
+    share = re.fullmatch(r"forget(\d\d)", first.split or "") if first else None
+    if first is None or first.model is None or share is None:
+        return None, None
+    names = (f"retain{100 - int(share[1]):02d}", "full")
+    places = [first.run.parents[1] / "eval" / f"tofu_{first.model}_{name}" for name in names]
+    found = [place if any(file for name in FILES for file in place.rglob(name)) else None for place in places]
+    return found[0], found[1]
 
 
 def check_comparable(results: Sequence[Result]) -> None:
@@ -154,35 +186,3 @@ def check_reference(result: Result, forget_split: str, questions: TofuQuestions)
             f"{result.path} is of {result.questions} forget questions, and {asked} are asked here: give results of the "
             "same split and --limit."
         )
-
-
-def method_of(label: str) -> str:
-    """``ROSU_rho0.4_lr1e-5`` → ``ROSU``, for runs without a record of their trainer."""
-    label = label.split("/", 1)[0]
-    while (shorter := _SETTING.sub("", label)) not in (label, ""):
-        label = shorter
-    return label
-
-
-def best_by_agg_mu(methods: Sequence[str], agg_mu: Sequence[float | None]) -> dict[str, int]:
-    """For each method, the position of its best run; the first one when several are equal.
-
-    Runs without Agg_MU cannot win; a method with none that has it is an error.
-    """
-    best: dict[str, int] = {}
-    for at, (method, value) in enumerate(zip(methods, agg_mu, strict=True)):
-        if value is not None and (method not in best or value > (agg_mu[best[method]] or 0.0)):
-            best[method] = at
-    without = [method for method in dict.fromkeys(methods) if method not in best]
-    if without:
-        raise DataError(
-            f"No run of {', '.join(without)} can be selected: Agg_MU is missing. Evaluate with "
-            "+eval/tofu_metrics=[rosu_summary], or show all runs without selecting."
-        )
-    return best
-
-
-def describe(best: Mapping[str, int], methods: Sequence[str], labels: Sequence[str]) -> str:
-    """The sentence under a table of selected runs."""
-    parts = [f"{method}: {labels[at]} (of {methods.count(method)})" for method, at in best.items()]
-    return "Selected by the highest Agg_MU; no privacy figure was used. " + "; ".join(parts) + "."

@@ -1,7 +1,7 @@
 """One result of a TOFU evaluation, ours or OpenUnlearning's: its figures, and which run, split and model it is of.
 
-OpenUnlearning writes its files into ``saves/unlearn/RUN/evals`` after training, into ``checkpoint-N/evals`` of the run
-during training, and into ``saves/eval/RUN`` for reference models.
+OpenUnlearning writes its files into ``checkpoint-N/evals`` of a run during training, and afterwards where it is told:
+``saves/unlearn/RUN/evals`` by its scripts and our experiments, ``saves/eval/NAME`` by default and for reference models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..model_identity import of_other_weights
 from ..provenance import HydraRecord, read_hydra, read_record
 from .document import FILES, SIDECAR, TofuSidecar
 from .metrics import DERIVED
-from .summary import INPUTS, TRUTH_RATIO
+from .summary import ATTACKS, INPUTS, TRUTH_RATIO
 
 FORGET_QUALITY = "forget_quality"  # part of no score here, but of OpenUnlearning's leaderboard
 
@@ -40,6 +40,7 @@ class Result:
     unusable: Mapping[str, str] = field(default_factory=dict)  # metric name → why its value cannot be used
     questions: int | None = None  # how many forget questions were asked, where the file tells
     derived_truth_ratio: bool = False  # it was computed from the file's losses rather than read
+    non_members: Mapping[str, int] = field(default_factory=dict)  # attack → how many held-out questions it had
 
     @cached_property
     def sidecar(self) -> TofuSidecar:
@@ -62,7 +63,10 @@ class Result:
         folder = Path(os.path.abspath(self.path)).parent
         if folder.name.startswith("evals"):
             folder = folder.parent
-        return folder.parent if _CHECKPOINT.fullmatch(folder.name) else folder
+        if _CHECKPOINT.fullmatch(folder.name):
+            return folder.parent
+        trained = folder.parents[1] / "unlearn" / folder.name if folder.parent.name == "eval" else folder
+        return trained if trained.is_dir() else folder
 
     @property
     def checkpoint(self) -> int | None:
@@ -104,6 +108,31 @@ class Result:
         return str(chosen) if chosen else None
 
     @property
+    def calibration(self) -> str | None:
+        """How the training was told when to stop forgetting; None for the paper's protocol, which has no such thing."""
+        value = self.training.get("trainer.method_args.calibrate")
+        if value in (None, False, "off", "no"):
+            return None
+        return "calibrated on held-out data" if value == "holdout" else f"calibrated to a loss of {value}"
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """The settings of its evaluation, as recorded."""
+        asked = (self.evaluation if self.checkpoint is None else self.training).get("eval.tofu")
+        return asked if isinstance(asked, dict) else {}
+
+    @property
+    def knows_all_metrics(self) -> bool:
+        """Whether its evaluation was asked for all inputs of the summary."""
+        return "Mem" in self.asked.get("metrics", ())
+
+    @property
+    def set_aside(self) -> int:
+        """How many held-out questions its attacks left out because they calibrated the training."""
+        value = self.asked.get("calibration_questions")
+        return value if isinstance(value, int) else 0
+
+    @property
     def label(self) -> str:
         """The run's name without what all rows of a table share, and the checkpoint if it is one."""
         name = self.run.name
@@ -135,7 +164,7 @@ def read_result(path: Path) -> Result:
     derived = None if TRUTH_RATIO in figures else _usable(_truth_ratio(content), TRUTH_RATIO, path)[0]
     if derived is not None:
         figures[TRUTH_RATIO] = derived
-    return Result(path, figures, unusable, _count(content), derived is not None)
+    return Result(path, figures, unusable, _count(content), derived is not None, _non_members(content))
 
 
 def check_current(result: Result) -> Result:
@@ -150,11 +179,11 @@ def check_current(result: Result) -> Result:
 def _usable(value: Any, name: str, path: Path) -> tuple[float | None, str]:
     """The value when it is a number in [0, 1] (all inputs are), or why there is none."""
     if value is None:
-        return None, "null"
+        return None, "null in the file"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DataError(f"{path}: {name} is {value!r}, not a number. Evaluate that metric again.")
     if not math.isfinite(value):
-        return None, "not finite"
+        return None, "not finite in the file"
     if not -1e-6 <= value <= 1 + 1e-6:
         raise DataError(f"{path}: {name} is {value}, outside [0, 1], so it is not TOFU's metric of this name.")
     return min(1.0, max(0.0, float(value))), ""
@@ -175,3 +204,12 @@ def _count(content: Mapping[str, Any]) -> int | None:
         if isinstance(by_index, dict) and by_index:
             return len(by_index)
     return None
+
+
+def _non_members(content: Mapping[str, Any]) -> dict[str, int]:
+    """attack → the number of held-out questions it was measured with, where the file tells."""
+    found = {}
+    for name in ATTACKS.values():
+        with suppress(KeyError, TypeError):
+            found[name] = len(content[name]["holdout"]["value_by_index"])
+    return found
