@@ -1,8 +1,9 @@
-"""``python -m rosu_llm.openunlearning train|eval …``: OpenUnlearning's scripts with our trainers registered up front.
+"""``python -m rosu_llm.openunlearning tofu …``, or ``train|eval …``, inside a checkout of OpenUnlearning.
 
-For those who prefer an explicit launcher to Hydra's plugin discovery. Run it inside a checkout; everything after the
-first word goes to ``src/train.py`` or ``src/eval.py`` unchanged. ``torchrun`` and ``accelerate launch`` take it as
-``-m rosu_llm.openunlearning``.
+``tofu`` runs references, training, evaluation and table (``tofu.py``). The other two are OpenUnlearning's scripts with
+our trainers registered up front, for those who prefer an explicit launcher to Hydra's plugin discovery: everything
+after the word goes to ``src/train.py`` or ``src/eval.py`` unchanged. ``torchrun`` and ``accelerate launch`` take it
+as ``-m rosu_llm.openunlearning``.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from pathlib import Path
 from ..errors import ConfigError, RosuError, unknown
 
 SCRIPTS = ("train", "eval")
-USAGE = "usage: python -m rosu_llm.openunlearning train|eval [arguments of src/train.py or src/eval.py]"
+TOFU = "tofu"
+USAGE = """usage: python -m rosu_llm.openunlearning tofu [--methods …]          the paper's table, see tofu --help
+       python -m rosu_llm.openunlearning train|eval [arguments of src/train.py or src/eval.py]"""
 
 
 def script(word: str, checkout: Path) -> Path:
     """The script to run, after checking that ``checkout`` is one."""
     if word not in SCRIPTS:
-        raise unknown("script", word, SCRIPTS)
+        raise unknown("word", word, (TOFU, *SCRIPTS))
     path = checkout / "src" / f"{word}.py"
     if not path.is_file() or not (checkout / "src" / "trainer" / "__init__.py").is_file():
         raise ConfigError(
@@ -39,6 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0 if arguments else 2
     try:
+        if arguments[0] == TOFU:
+            from . import tofu
+
+            if not {"-h", "--help"} & {*arguments}:
+                script("train", Path.cwd())
+            return tofu.main(arguments[1:], Path.cwd())
         path = script(arguments[0], Path.cwd())
         sys.path.insert(0, str(path.parent))
         import_module("trainer")
