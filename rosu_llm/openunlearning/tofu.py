@@ -34,7 +34,7 @@ CPU_TRAIN = [
         f"trainer.args.{word}"
         for word in ("warmup_epochs=0", "optim=adamw_torch", "bf16=false", "bf16_full_eval=false")
     ),
-    "+trainer.args.use_cpu=true",
+    "++trainer.args.use_cpu=true",
 ]
 CPU_EVAL = [*DEVICE, "model.model_args.device_map=cpu", "eval.tofu.fluency_device=cpu"]
 _UTILITY = "model_utility.pre_compute."

@@ -13,7 +13,7 @@ from tests.openunlearning.standin_run import CONFIGS, SOURCE
 
 pytest.importorskip("hydra")
 
-_THEIRS = ("trainer", "data", "evals")
+_THEIRS = ("trainer", "data", "evals", "model")
 
 
 @pytest.fixture(autouse=True)

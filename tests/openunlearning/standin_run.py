@@ -54,14 +54,15 @@ def composed(*overrides: str, configs: Path = CONFIGS, name: str = "unlearn.yaml
 
 def build(checkout: Any, tmp_path: Path, *overrides: str) -> Any:
     """The trainer that ``src/train.py`` would build, in this process."""
-    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+    from model import get_model  # type: ignore[import-not-found]
+    from transformers import set_seed
 
     from rosu_llm.openunlearning.registration import register
 
     config = composed(f"trainer.args.output_dir={tmp_path}", *overrides)
     register(config.trainer.handler)
     set_seed(config.trainer.args.seed)
-    model = LlamaForCausalLM(LlamaConfig(**config.model)).to(getattr(torch, config.dtype))
+    model = get_model(config.model, config.dtype)
     data = checkout.data.get_data(config.data, mode=config.mode, tokenizer=None, template_args={})
     return checkout.trainer.load_trainer(
         config.trainer, model, train_dataset=data["train"], data_collator=checkout.data.pad, template_args={}

@@ -68,8 +68,8 @@ def test_a_taken_name_is_an_error_only_for_who_asks(checkout: SimpleNamespace) -
         ("+trainer.method_args.gamma=1", "what other trainers call gamma is 'forget_weight' here"),
         ("trainer.method_args.rho=large", "rho='large' cannot be read as float"),
         ("trainer.method_args.forget_loss=npoo", "Unknown forget_loss 'npoo'.*Did you mean 'npo'"),
-        ("+trainer.method_args.calibrate=holdout", "calibrate=holdout needs never-trained samples"),
-        ("+trainer.method_args.holdout_data=holdout10", "must be a data set as in configs/data/datasets"),
+        ("trainer.method_args.calibrate=holdout", "calibrate=holdout needs never-trained samples"),
+        ("trainer.method_args.holdout_data=holdout10", "must be a data set as in configs/data/datasets"),
     ],
 )
 def test_bad_method_args_are_one_clear_line(
@@ -82,8 +82,8 @@ def test_bad_method_args_are_one_clear_line(
 
 def test_an_alias_stands_for_one_method_except_the_general_one(checkout: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trainer=UAM stands for method='uam', but method_args say 'ng'"):
-        build(checkout, tmp_path, "trainer=UAM", "+trainer.method_args.method=ng")
-    assert build(checkout, tmp_path, "trainer=ROSU", "+trainer.method_args.method=ng").method_args.method == "ng"
+        build(checkout, tmp_path, "trainer=UAM", "trainer.method_args.method=ng")
+    assert build(checkout, tmp_path, "trainer=ROSU", "trainer.method_args.method=ng").method_args.method == "ng"
 
 
 def test_losses_are_spelled_as_openunlearning_does(checkout: SimpleNamespace, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_bf16_weights_are_upcast_with_a_warning_unless_declined(
     assert "Trainable weights were bfloat16 and are now float32" in caplog.text
     trainer.train()
     assert any("perturb/realized" in entry for entry in trainer.state.log_history)
-    kept = build(checkout, tmp_path, "trainer=ROSU", "dtype=bfloat16", "+trainer.method_args.upcast=false")
+    kept = build(checkout, tmp_path, "trainer=ROSU", "dtype=bfloat16", "trainer.method_args.upcast=false")
     assert {p.dtype for p in kept.model.parameters()} == {torch.bfloat16}
 
 
@@ -150,7 +150,9 @@ def test_representation_level_trains_three_matrices_of_the_model_it_is_given(
     inside = build(checkout, tmp_path / "in", "experiment=unlearn/wmdp/rosu", *short)
     alone_model = build(checkout, tmp_path / "fresh", "experiment=unlearn/wmdp/rosu", *short)
     before = {n: p.detach().clone() for n, p in alone_model.model.named_parameters()}
-    settings = {k: getattr(inside.args, k) for k in ("learning_rate", "weight_decay", "lr_scheduler_type", "seed")}
+    settings = {
+        k: getattr(inside.args, k) for k in ("learning_rate", "weight_decay", "lr_scheduler_type", "seed", "optim")
+    }
     alone = RepresentationTrainer(
         alone_model.model,
         RepresentationConfig(
@@ -184,3 +186,38 @@ def test_settings_of_rmu_are_explained_at_representation_level(checkout: SimpleN
             "model=zephyr-7b-beta",
             "+trainer.method_args.steering_coeff=2",
         )
+
+
+def test_resuming_through_the_arguments(
+    checkout: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenUnlearning calls ``train()`` bare; stopped after two of four steps, the optimizer then makes two more.
+
+    The weights are not those of an uninterrupted run: retain partners are drawn anew (see ``data``).
+    """
+    saving = ("trainer=ROSU", "trainer.args.save_strategy=epoch", "trainer.args.save_only_model=false")
+    auto = "trainer.args.resume_from_checkpoint=auto"
+    build(checkout, tmp_path, *saving, "trainer.args.max_steps=2", auto).train()  # from the beginning
+    with caplog.at_level(logging.INFO):
+        rest = build(checkout, tmp_path, *saving, "trainer.args.max_steps=4", auto)
+    assert f"resume_from_checkpoint=auto: from {tmp_path / 'checkpoint-2'}" in caplog.text
+    assert "holds a model already" not in caplog.text
+    rest.train()
+    steps = {float(state["step"]) for state in rest.raw_optimizer().state.values()}
+    assert steps == {4.0} and rest.state.global_step == 4
+    assert [entry["step"] for entry in rest.state.log_history if "loss/forget" in entry] == [1, 2, 3, 4]
+    with pytest.raises(ConfigError, match=r"resume_from_checkpoint='.*nowhere' is not a folder"):
+        build(checkout, tmp_path, *saving, f"trainer.args.resume_from_checkpoint={tmp_path / 'nowhere'}")
+
+
+def test_a_folder_with_a_model_is_not_replaced_silently(
+    checkout: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = build(checkout, tmp_path, "trainer=ROSU", "trainer.args.max_steps=1")
+    assert "holds a model already" not in caplog.text
+    trainer.save_model(str(tmp_path))
+    build(checkout, tmp_path, "trainer=ROSU_matched")
+    assert f"{tmp_path} holds a model already" in caplog.text
+    caplog.clear()
+    build(checkout, tmp_path / "other", "trainer=ROSU", "trainer.args.resume_from_checkpoint=auto")
+    assert "will save no checkpoint to resume from" in caplog.text

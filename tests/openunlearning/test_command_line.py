@@ -18,19 +18,21 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 def test_plain_command_gives_the_weights_of_the_stand_alone_trainer(tmp_path: Path, checkout: SimpleNamespace) -> None:
     """``trainer=ROSU`` in an unmodified checkout against ROSUTrainer on the same data, to the bit."""
-    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+    from model import get_model  # type: ignore[import-not-found]
+    from transformers import set_seed
 
     done = run(tmp_path, "task_name=a", "trainer=ROSU", "trainer.method_args.amplify=matched")
     assert done.returncode == 0, done.stderr[-2000:]
     config = composed("trainer=ROSU")
     set_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**config.model))
+    model = get_model(config.model)
     start = torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
-    settings = {**config.trainer.args, "output_dir": str(tmp_path / "b"), "amplify": "matched", "rho": 0.4}
+    arguments = {k: v for k, v in config.trainer.args.items() if k not in ("output_dir", "warmup_epochs")}
+    settings = {**arguments, "output_dir": str(tmp_path / "b"), "amplify": "matched", "rho": 0.4}
     data = checkout.data.get_data(config.data, mode="unlearn")
     ROSUTrainer(model, ROSUConfig(**settings), train_dataset=data["train"], data_collator=checkout.data.pad).train()
     model.save_pretrained(tmp_path / "b")
-    ours, inside = weights(tmp_path / "b"), weights(tmp_path / "saves" / "a")
+    ours, inside = weights(tmp_path / "b"), weights(tmp_path / "saves" / "unlearn" / "a")
     assert torch.equal(ours, inside)
     assert float((ours.sort()[0] - start.sort()[0]).norm()) > 1e-3  # something was trained
 
@@ -40,13 +42,13 @@ def test_evaluators_run_on_the_main_of_two_processes_and_leave_the_training_alon
     done = run(tmp_path, "task_name=a", "trainer=ROSU", *evaluate, world=2)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "layout ddp, 2 processes" in done.stdout + done.stderr
-    files = sorted(str(f.relative_to(tmp_path / "saves" / "a")) for f in tmp_path.rglob("STANDIN_*.json"))
+    files = sorted(str(f.relative_to(tmp_path / "saves" / "unlearn" / "a")) for f in tmp_path.rglob("STANDIN_*.json"))
     assert files == [f"checkpoint-{step}/evals/STANDIN_0.json" for step in (1, 2, 3)]
-    values = [json.loads((tmp_path / "saves" / "a" / f).read_text())["weights"] for f in files]
+    values = [json.loads((tmp_path / "saves" / "unlearn" / "a" / f).read_text())["weights"] for f in files]
     assert len(set(values)) == 3
     done = run(tmp_path, "task_name=b", "trainer=ROSU", world=2)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert torch.equal(weights(tmp_path / "saves" / "a"), weights(tmp_path / "saves" / "b"))
+    assert torch.equal(weights(tmp_path / "saves" / "unlearn" / "a"), weights(tmp_path / "saves" / "unlearn" / "b"))
 
 
 def test_evaluators_run_on_the_main_process_under_zero2(tmp_path: Path) -> None:
@@ -78,7 +80,9 @@ def test_evaluators_run_on_the_main_process_under_zero2(tmp_path: Path) -> None:
 
 
 def test_a_failing_evaluator_ends_all_processes_with_its_reason(tmp_path: Path) -> None:
-    done = run(tmp_path, "task_name=a", "trainer=ROSU", "eval=standin", "eval.fail=true", *_every_step(), world=2)
+    done = run(
+        tmp_path, "task_name=a", "trainer=ROSU", "eval=standin", "eval.standin.fail=true", *_every_step(), world=2
+    )
     assert done.returncode != 0
     text = done.stdout + done.stderr
     assert "ValueError: a metric is broken" in text
@@ -136,5 +140,7 @@ def test_launcher_outside_a_checkout(
     assert "is no OpenUnlearning checkout" in error
     assert main(["trian"]) == 2
     assert "Did you mean 'train'?" in capsys.readouterr().err
+    assert main(["tofu"]) == 2
+    assert "is no OpenUnlearning checkout" in capsys.readouterr().err
     assert main(["--help"]) == 0
     assert main([]) == 2

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import get_type_hints
 
 import pytest
+import yaml
 
+from rosu_llm.evaluation.tofu.summary import ATTACKS
 from rosu_llm.geometry import METHODS
 from rosu_llm.openunlearning.arguments import HOLDOUT, NATIVE, read_method_args
 from rosu_llm.openunlearning.losses import register_losses
 from rosu_llm.openunlearning.registration import TRAINERS
+from rosu_llm.training.values import coerce
 from tests.conftest import ROOT
 from tests.openunlearning.standin_run import composed
 
 OURS = ROOT / "configs" / "openunlearning"
 TRAINER_FILES = sorted(f.stem for f in (OURS / "trainer").glob("*.yaml"))
-EXPERIMENTS = sorted(str(f.relative_to(OURS / "experiment").with_suffix("")) for f in OURS.glob("experiment/**/*.yaml"))
+EXPERIMENTS = sorted(
+    str(f.relative_to(OURS / "experiment").with_suffix("")) for f in OURS.glob("experiment/unlearn/**/*.yaml")
+)
 DATASETS = sorted(f.stem for f in (OURS / "data" / "datasets").glob("*.yaml"))
 
 
@@ -30,8 +38,7 @@ def settings_of(config: object, trainer: str) -> object:
 def test_trainer_configurations(name: str) -> None:
     config = composed(f"trainer={name}", return_hydra_config=True)
     handler = config.trainer.handler
-    assert handler in TRAINERS
-    assert name.partition("_")[0] == handler
+    assert handler == name  # so that task_name=${trainer.handler} tells runs apart
     assert settings_of(config, handler).method == TRAINERS[handler].method  # type: ignore[attr-defined]
     assert "rosu_llm" in config.hydra.callbacks
     assert "learning_rate" in config.trainer.args  # inherited
@@ -46,6 +53,23 @@ def test_experiments(name: str) -> None:
         (dataset,) = config.trainer.method_args[HOLDOUT].values()
         assert dataset.args.hf_args.name == "holdout10"
         assert dataset.args.hf_args.split == "train[:20]"
+        attacks = config.eval.tofu.metrics
+        places = [attacks[name] for name in ATTACKS.values()] + [attacks.privleak.pre_compute.mia_min_k]
+        assert {place.datasets.TOFU_QA_holdout.args.hf_args.split for place in places} == {"train[20:]"}
+
+
+@pytest.mark.parametrize("name", TRAINER_FILES)
+def test_every_setting_can_be_overridden_without_a_plus_sign(name: str) -> None:
+    """A setting that is added to the dataclass needs a line in configs/openunlearning/trainer/rosu_llm."""
+    kind = resolve_name(TRAINERS[name].arguments)
+    base = "representation" if name == "ROSURepresentation" else "tokens"
+    defaults = {f.name: f.default for f in dataclasses.fields(kind)}
+    written = yaml.safe_load((OURS / "trainer" / "rosu_llm" / f"{base}.yaml").read_text())["method_args"]
+    extra = {HOLDOUT: None} if base == "tokens" else {}
+    hints = get_type_hints(kind)
+    assert {k: v if k in extra else coerce(k, v, hints[k]) for k, v in written.items()} == {**defaults, **extra}
+    config = composed(f"trainer={name}", *(f"trainer.method_args.{key}=null" for key in defaults))
+    assert set(config.trainer.method_args) == {*defaults, *extra}
 
 
 @pytest.mark.parametrize("name", DATASETS)

@@ -1,10 +1,10 @@
 import hydra
-import torch
 from data import get_data, pad
-from evals import Evaluator
+from evals import get_evaluators
+from model import get_model
 from omegaconf import DictConfig
 from trainer import load_trainer
-from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+from transformers import set_seed
 
 
 class Tokenizer:
@@ -16,7 +16,7 @@ class Tokenizer:
 @hydra.main(version_base=None, config_path="../configs", config_name="train.yaml")
 def main(cfg: DictConfig) -> None:
     set_seed(cfg.trainer.args.seed)
-    model = LlamaForCausalLM(LlamaConfig(**cfg.model)).to(getattr(torch, cfg.dtype))
+    model = get_model(cfg.model, cfg.dtype)
     tokenizer = Tokenizer()
     data = get_data(cfg.data, mode=cfg.mode, tokenizer=tokenizer, template_args={})
     trainer = load_trainer(
@@ -26,11 +26,13 @@ def main(cfg: DictConfig) -> None:
         eval_dataset="dummy",
         processing_class=tokenizer,
         data_collator=pad,
-        evaluators={"standin": Evaluator(**cfg.eval)} if cfg.get("eval") else None,
+        evaluators=get_evaluators(cfg.eval) if cfg.get("eval") else None,
         template_args={},
     )
     trainer.train()
     trainer.save_model(trainer.args.output_dir)
+    if trainer.args.do_eval:
+        trainer.evaluate()
 
 
 if __name__ == "__main__":

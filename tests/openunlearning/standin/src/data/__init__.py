@@ -17,9 +17,10 @@ class Rows:
 
     def __init__(self, hf_args, tokenizer=None, template_args=None, alternate=False, **_):
         generator = torch.Generator().manual_seed(sum(map(ord, hf_args["name"])))
-        count = 20 if "[" in hf_args["split"] else 24
-        self.rows = [_sample(generator) for _ in range(count)]
-        self.alternates = [_sample(generator) for _ in range(count)] if alternate else None
+        first, _, last = hf_args["split"].removeprefix("train").strip("[]").partition(":")
+        chosen = slice(int(first or 0), int(last or 24))
+        self.rows = [_sample(generator) for _ in range(24)][chosen]
+        self.alternates = [_sample(generator) for _ in range(24)][chosen] if alternate else None
 
     def __len__(self):
         return len(self.rows)
@@ -46,7 +47,7 @@ DATASET_REGISTRY = {"QADataset": Rows, "PretrainingDataset": Rows}
 
 
 def get_datasets(configs, **kwargs):
-    found = {name: DATASET_REGISTRY[c.handler](**c.args, **kwargs) for name, c in configs.items()}
+    found = {c.get("access_key", n): DATASET_REGISTRY[c.handler](**c.args, **kwargs) for n, c in configs.items()}
     return next(iter(found.values())) if len(found) == 1 else found
 
 

@@ -14,7 +14,8 @@ def load_trainer(config, model, **kwargs):
     cls = TRAINER_REGISTRY.get(config.handler)
     if cls is None:
         raise NotImplementedError(f"{config.handler} not implemented or not registered")
-    return cls(model=model, args=TrainingArguments(**config.args), **kwargs, **config.get("method_args", {}))
+    arguments = {key: value for key, value in config.args.items() if key != "warmup_epochs"}
+    return cls(model=model, args=TrainingArguments(**arguments), **kwargs, **config.get("method_args", {}))
 
 
 class Plain(UnlearnTrainer):
