@@ -254,11 +254,6 @@ def test_wmdp_scripts_run_at_smoke_size(script: str, rows: int, tmp_path: Path) 
     assert sum(line.startswith("| toy") for line in printed.split("(base)")[-1].splitlines()) == rows
 
 
-def test_the_openunlearning_script_is_whole() -> None:
-    """It needs a checkout of OpenUnlearning, so that only its syntax is checked here."""
-    subprocess.run(["bash", "-n", str(ROOT / "scripts" / "tofu_openunlearning.sh")], check=True)
-
-
 def test_the_picture_can_be_drawn_again(tmp_path: Path) -> None:
     script = ROOT / "scripts" / "draw_geometry.py"
     subprocess.run([sys.executable, str(script), str(tmp_path / "geometry.png")], check=True, cwd=ROOT)
