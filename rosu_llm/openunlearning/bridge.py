@@ -17,7 +17,7 @@ import torch
 from omegaconf import OmegaConf
 from transformers import Trainer
 
-from ..errors import ConfigError, DataError, RosuError
+from ..errors import ConfigError, DataError, EmptyUpdateError, RosuError
 from ..training.checkpoints import last_complete, resolve_resume
 from ..training.window import PARTS
 from .arguments import HOLDOUT, describe, read_method_args
@@ -65,7 +65,13 @@ class FromOpenUnlearning(Base):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trainer leaves ``trainer.args.resume_from_checkpoint`` to its caller, and OpenUnlearning passes nothing."""
-        return super().train(resume_from_checkpoint or self._resume, *args, **kwargs)
+        result = super().train(resume_from_checkpoint or self._resume, *args, **kwargs)
+        if self.state.global_step == 0:  # transformers 4.51 where an epoch is shorter than a window, for any trainer
+            raise EmptyUpdateError(
+                "Trainer made no step at all, so the model is unchanged: an epoch has fewer micro-batches than "
+                f"gradient_accumulation_steps={self.args.gradient_accumulation_steps}. Lower that or the batch size."
+            )
+        return result
 
 
 def resume_point(args: Any) -> str | None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rosu_llm.errors import ConfigError, DataError
+from rosu_llm.errors import ConfigError, DataError, EmptyUpdateError
 from rosu_llm.openunlearning.registration import TRAINERS, Deferred, offer, register, trainer_module
 from tests.openunlearning.standin_run import build
 
@@ -221,3 +221,15 @@ def test_a_folder_with_a_model_is_not_replaced_silently(
     caplog.clear()
     build(checkout, tmp_path / "other", "trainer=ROSU", "trainer.args.resume_from_checkpoint=auto")
     assert "will save no checkpoint to resume from" in caplog.text
+
+
+def test_a_training_without_a_step_is_an_error(
+    checkout: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in transformers 4.51 with two micro-batches and an accumulation of three; other versions make the step."""
+    from transformers import Trainer
+
+    trainer = build(checkout, tmp_path, "trainer=ROSU")
+    monkeypatch.setattr(Trainer, "train", lambda *args, **kwargs: None)
+    with pytest.raises(EmptyUpdateError, match="gradient_accumulation_steps=2"):
+        trainer.train()

@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from rosu_llm.openunlearning.baselines import TABLE
+from rosu_llm.openunlearning.offline import write_offline
+from rosu_llm.openunlearning.tofu import CPU_EVAL, CPU_TRAIN, SMOKE_EVAL
 from tests.conftest import ROOT
 from tests.openunlearning.checkout_run import (
     CPU_MODEL,
@@ -26,6 +30,7 @@ from tests.openunlearning.checkout_run import (
     Checkout,
     make_workspace,
 )
+from tests.openunlearning.documented import SHORT, documented, run_documented
 
 pytestmark = [
     pytest.mark.slow,
@@ -183,6 +188,70 @@ def test_zero3_with_its_own_configuration(checkout: Checkout, tmp_path: Path) ->
     assert (checkout.saved("zero3") / "model.safetensors").is_file()
 
 
+@pytest.fixture(scope="module")
+def offline(checkout: Checkout, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the documented commands can be typed: the checkout's folders and what the hub would give."""
+    folder = tmp_path_factory.mktemp("offline")
+    write_offline(shared_data / "tofu", folder)
+    for name in ("src", "configs"):
+        (folder / name).symlink_to(checkout.root / name)
+    return folder
+
+
+def run_here(commands: str, checkout: Checkout, folder: Path) -> str:
+    python = f"env PYTHONPATH={checkout.site} PYTHONDONTWRITEBYTECODE=1 {checkout.python}"
+    words = {"train": [*CPU_TRAIN, *SHORT], "evaluate": [*CPU_EVAL, *SMOKE_EVAL]}
+    done = run_documented(commands, folder, folder / "bin", python, timeout=1800, **words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def table_rows(text: str) -> list[str]:
+    return [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+
+
+def test_the_documented_sequence_ends_in_a_table(checkout: Checkout, offline: Path) -> None:
+    printed = run_here(documented("openunlearning.md", "From training to the paper's table"), checkout, offline)
+    assert table_rows(printed) == ["method", "*Initial*", "*Retain*", "ROSU"]
+    assert "–" not in printed.split("TOFU forget10")[0]
+
+
+def test_every_baseline_of_the_papers_table_trains_as_documented(checkout: Checkout, offline: Path) -> None:
+    """The page's commands one by one, each with another result."""
+    text = documented("openunlearning_table3.md").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.startswith("python src/train.py")]
+    assert len(lines) == len(TABLE)
+    off = " ".join(f"trainer.args.{word}" for word in ("eval_strategy=no", "eval_on_start=false", "do_eval=false"))
+    run_here("\n".join(f"{line} {off}" for line in lines), checkout, offline)
+    saved = [load_file(offline / "saves" / "unlearn" / name / "model.safetensors") for name in TABLE]
+    weights = [torch.cat([tensors[key].reshape(-1).double() for key in sorted(tensors)]) for tensors in saved]
+    assert all(not torch.equal(a, b) for at, a in enumerate(weights) for b in weights[:at])
+
+
+def test_the_summarys_components_are_openunlearnings_own(checkout: Checkout) -> None:
+    """What ``rosu_summary`` adds by reference equals the metrics' own files; composing it takes no longer."""
+    names = ["exact_memorization", "forget_Q_A_PARA_Prob", "mia_loss", "mia_zlib", "mia_min_k", "mia_min_k_plus_plus"]
+    code = (
+        "import json, sys, time\nfrom hydra import compose, initialize_config_dir\n"
+        "from omegaconf import OmegaConf\n"
+        f"with initialize_config_dir(config_dir={str(checkout.root / 'configs')!r}, version_base=None):\n"
+        "    found = []\n"
+        "    for metrics in (sys.argv[1], 'rosu_summary'):\n"
+        "        words = ['task_name=x', 'experiment=eval/tofu/default', f'+eval/tofu_metrics=[{metrics}]']\n"
+        "        began = time.process_time()\n"
+        "        config = compose('eval.yaml', overrides=words)\n"
+        "        took = time.process_time() - began\n"
+        "        tree = OmegaConf.to_container(config.eval.tofu.metrics, resolve=True)\n"
+        "        found.append({'seconds': took, **{n: tree[n] for n in (*sys.argv[1].split(','), 'privleak')}})\n"
+        "print(json.dumps(found))\n"
+    )
+    done = checkout.start([checkout.python, "-c", code, ",".join([*names, "forget_Q_A_gibberish"])])
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs, ours = json.loads(done.stdout.splitlines()[-1].replace("train[0:]", "train"))
+    assert ours.pop("seconds") < 2 * theirs.pop("seconds")
+    assert ours == theirs
+
+
 def test_unknown_method_args(checkout: Checkout) -> None:
     with pytest.raises(AssertionError, match=r"Unknown method_args of trainer=ROSU 'rhoo'.*Did you mean 'rho'"):
         checkout.train("bad", "trainer=ROSU", "+trainer.method_args.rhoo=1", *NO_EVALUATION)
@@ -192,7 +261,9 @@ def test_every_configuration_composes(checkout: Checkout) -> None:
     ours = ROOT / "configs" / "openunlearning"
     trainers = sorted(f"trainer={f.stem}" for f in ours.glob("trainer/*.yaml"))
     folder = ours / "experiment"
-    experiments = sorted(f"experiment={f.relative_to(folder).with_suffix('')}" for f in folder.glob("**/*.yaml"))
+    experiments = sorted(
+        f"experiment={f.relative_to(folder).with_suffix('')}" for f in folder.glob("unlearn/**/*.yaml")
+    )
     code = (
         "import sys\nfrom hydra import compose, initialize_config_dir\n"
         f"with initialize_config_dir(config_dir={str(checkout.root / 'configs')!r}, version_base=None):\n"

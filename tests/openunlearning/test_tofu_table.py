@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from rosu_llm.openunlearning.__main__ import main
 from rosu_llm.openunlearning.baselines import TABLE, tofu_method
 from rosu_llm.openunlearning.tofu import CPU_EVAL
 from tests.conftest import ROOT
+from tests.openunlearning.documented import documented, run_documented
 from tests.openunlearning.standin_run import CHECKOUT, composed
 
 MODEL = "Llama-3.2-1B-Instruct"
@@ -74,28 +73,12 @@ def test_one_command_ends_in_a_table_and_continues_where_it_stopped(
     assert "was made by another command (differing: trainer.args.weight_decay=0.1)" in capfd.readouterr().err
 
 
-def documented(page: str, heading: str) -> str:
-    """The first block of commands below a heading."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8").split(f"\n## {heading}\n")[1]
-    return text.split("```bash\n")[1].split("```")[0]
-
-
 @pytest.mark.xdist_group("processes")
 def test_the_documented_commands_end_in_a_table(clone: Path, tmp_path: Path) -> None:
-    """Verbatim, from a shell; ``python`` adds what a machine without GPU needs, as the page says."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    script = f'#!/bin/sh\ncase "$1" in src/eval.py) exec {sys.executable} "$@" {" ".join(CPU_EVAL)};; esac\n'
-    (tools / "python").write_text(f'{script}exec {sys.executable} "$@"\n')
-    (tools / "rosu").write_text(f'#!/bin/sh\nexec {sys.executable} -m rosu_llm "$@"\n')
-    for tool in tools.iterdir():
-        tool.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    """Verbatim, from a shell."""
     commands = documented("openunlearning.md", "From training to the paper's table")
     assert "…" not in commands and "\npython src/train.py" in commands and "\nrosu table" in commands
-    done = subprocess.run(
-        ["bash", "-euc", commands], cwd=clone, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_documented(commands, clone, tmp_path / "bin", sys.executable, train=[], evaluate=CPU_EVAL)
     assert done.returncode == 0, done.stderr[-2000:]
     assert rows(done.stdout) == ["method", "*Initial*", "*Retain*", "ROSU"]
     assert "–" not in done.stdout.split("TOFU forget10")[0]
