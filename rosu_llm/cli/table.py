@@ -92,7 +92,7 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
 
         return example()
 
-    from ..errors import ConfigError
+    from ..errors import ConfigError, DataError
     from ..evaluation.tofu.collection import find_reference, find_results, references_beside
     from ..evaluation.tofu.results import read_result
 
@@ -104,8 +104,13 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
     non_members = next((n for result in results.values() for n in result.non_members.values()), None)
     references = []
     for given, beside in zip((options.retain, options.target), references_beside([*results.values()]), strict=True):
-        path = given or beside
-        reference = read_result(find_reference(path, split, non_members)) if path else None
+        reference = None
+        if path := given or beside:
+            try:
+                reference = read_result(find_reference(path, split, non_members))
+            except DataError:  # what nobody named must not stop the table; it says which flag is missing
+                if given:
+                    raise
         references.append(reference)
         if reference and len(results) > 1:
             results.pop(reference.path.resolve(), None)

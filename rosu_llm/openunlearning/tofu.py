@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, unknown
 from ..evaluation.provenance import read_record
+from ..evaluation.tofu.summary import auc_transform
 from ..files import write_json
 from .baselines import WITH_IDK, TofuMethod, check_files, tofu_method
 from .offline import MODEL, alternates, write_offline
@@ -28,14 +29,8 @@ from .offline import MODEL, alternates, write_offline
 RHOS, RATES = ("0.20", "0.25", "0.30", "0.35", "0.40", "0.45", "0.50"), ("1e-5", "2e-5", "5e-5")
 SPLITS = ("forget01", "forget05", "forget10")
 DEVICE = "model.model_args.attn_implementation=sdpa model.model_args.torch_dtype=float32".split()
-CPU_TRAIN = [
-    *DEVICE,
-    *(
-        f"trainer.args.{word}"
-        for word in ("warmup_epochs=0", "optim=adamw_torch", "bf16=false", "bf16_full_eval=false")
-    ),
-    "++trainer.args.use_cpu=true",
-]
+CPU_ARGUMENTS = ("warmup_epochs=0", "optim=adamw_torch", "bf16=false", "bf16_full_eval=false")
+CPU_TRAIN = [*DEVICE, *(f"trainer.args.{word}" for word in CPU_ARGUMENTS), "++trainer.args.use_cpu=true"]
 CPU_EVAL = [*DEVICE, "model.model_args.device_map=cpu", "eval.tofu.fluency_device=cpu"]
 _UTILITY = "model_utility.pre_compute."
 _GENERATED = ("forget_Q_A_ROUGE", *(f"{_UTILITY}{name}_Q_A_ROUGE" for name in ("retain", "ra", "wf")))
@@ -194,7 +189,8 @@ class _Progress:
             return True
         if not self.call(run.train, run.name):
             return False
-        launcher = shlex.join(run.train[: run.train.index("--config-name=unlearn.yaml") - 1])
+        words = run.train[: run.train.index("--config-name=unlearn.yaml") - 1]
+        launcher = "python" if words == [sys.executable] else shlex.join(words)
         write_json(self.work / run.folder / "rosu_run.json", {"launcher": launcher, "devices": _devices()})
         write_json(marker, {"command": run.train})
         return True
@@ -279,8 +275,7 @@ def main(argv: Sequence[str], checkout: Path) -> int:
     options = _parser().parse_args(argv)
     if options.forget_split not in SPLITS:
         raise unknown("forget split", options.forget_split, SPLITS)
-    if options.auc_transform not in ("range", "privleak", "span"):
-        raise unknown("AUC transform", options.auc_transform, ("range", "privleak", "span"))
+    auc_transform(options.auc_transform)
     work = options.work or (Path("saves") / "smoke" if options.smoke else Path())
     methods = {name: tofu_method(name, checkout) for name in options.methods}
     cpu = options.cpu or options.smoke
@@ -299,12 +294,6 @@ def main(argv: Sequence[str], checkout: Path) -> int:
         [*evaluate, *shlex.split(options.eval)],
         options.auc_transform,
     )
-    environment = dict(os.environ)
-    if options.smoke:
-        data = options.data or Path(os.environ.get("ROSU_DATA", "data")) / "tofu"
-        write_offline(data, work, options.forget_split)
-        environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        environment["HF_DATASETS_CACHE"] = str((work / ".cache").absolute())
     if options.dry_run:
         commands = [plan.reference_command(name) for name in (plan.retain, "full")]
         commands += [command for run in plan.runs() for command in (run.train, run.evaluate)]
@@ -312,5 +301,11 @@ def main(argv: Sequence[str], checkout: Path) -> int:
         commands.append(plan.table_command(*folders, "--best"))
         print("\n".join(shlex.join(["python" if word == sys.executable else word for word in c]) for c in commands))
         return 0
+    environment = dict(os.environ)
+    if options.smoke:
+        data = options.data or Path(os.environ.get("ROSU_DATA", "data")) / "tofu"
+        write_offline(data, work, options.forget_split)
+        environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment["HF_DATASETS_CACHE"] = str((work / ".cache").absolute())
     check_files(methods, work, plan.model, plan.split)
     return search(plan, work, environment, drop_models=options.drop_models)
