@@ -107,7 +107,11 @@ def _row(run: Summarised, footnotes: Footnotes, more: bool, *, reference: bool =
 def _why(run: Summarised, column: str) -> str:
     """What a missing figure needs."""
     needs = run.summary.missing[column]
-    unusable = [f"{name} is {why}" for name, why in run.result.unusable.items() if name in needs]
+    reasons: dict[str, list[str]] = {}
+    for name, why in run.result.unusable.items():
+        if name in needs:
+            reasons.setdefault(why, []).append(name)
+    unusable = [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {why}" for why, names in reasons.items()]
     others = [name for name in needs if name not in run.result.unusable]
     text = f"{column} needs {', '.join(others)}" if others else f"{column} is unknown"
     if any(name in run.summary.columns() for name in others):
