@@ -17,8 +17,8 @@ import numpy as np
 
 from ..errors import DataError
 from .gram import Gram
-from .slots import sample_slot
-from .vector import R, Vector
+from .slots import MEMORY, RETAIN, sample_slot
+from .vector import Vector
 
 #: Share of the largest eigenvalue below which a direction depends on the others.
 CUTOFF = 1e-10
@@ -82,16 +82,19 @@ class Subspace:
 
 @dataclass(frozen=True)
 class Protection:
-    """Which retain gradients are protected: k sampled ones, the mean over the window, or both."""
+    """Which retain gradients are protected: k sampled ones, the mean over the window, that over earlier windows."""
 
     samples: int = 0
     mean: bool = True
+    memory: bool = False
 
     def span(self, gram: Gram) -> Subspace:
         """Their span in the metric of ``gram``; a window with fewer samples gives fewer directions."""
         found = gram.names
         names = [name for name in map(sample_slot, range(self.samples)) if name in found]
-        return Subspace.spanned_by([*map(Vector.named, names), *([R] if self.mean else [])], gram)
+        names += [RETAIN] if self.mean else []
+        names += [MEMORY] if self.memory else []
+        return Subspace.spanned_by([Vector.named(name) for name in names], gram)
 
 
 def check_independent(gram: Gram, count: int) -> None:

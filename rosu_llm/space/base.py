@@ -55,6 +55,8 @@ class ParameterSpace(ABC):
         self._compute_dtype = compute_dtype
         self._captured: dict[str, list[Tensor]] = {}
         self._spare: list[list[Tensor]] = []
+        #: Captured gradients that outlive a step.
+        self.memory: dict[str, list[Tensor]] = {}
         self._held: str | None = None
         self._backup: list[Tensor] | None = None
         self._used: list[bool] = []
@@ -134,7 +136,7 @@ class ParameterSpace(ABC):
 
     def abandon(self) -> None:
         """The same after an error, when other processes may be elsewhere: nothing they would have to join."""
-        self._spare.extend(self._captured.values())
+        self._spare.extend(buffers for name, buffers in self._captured.items() if name not in self.memory)
         self._captured.clear()
         self._held = None
         self._used = []
@@ -156,6 +158,16 @@ class ParameterSpace(ABC):
         self._mark_used(gradients)
         self._captured[name] = buffers
         self._clear_gradients()
+
+    @torch.no_grad()
+    def remember(self, name: str, source: str, keep: float) -> None:
+        """Let ``name`` be ``keep`` times what it was in the step before plus the rest of ``source``, over all steps."""
+        if name not in self.memory:
+            self.memory[name] = [t.clone() for t in self._captured[source]]
+        else:
+            for old, new in zip(self.memory[name], self._captured[source], strict=True):
+                old.mul_(keep).add_(new, alpha=1.0 - keep)
+        self._captured[name] = self.memory[name]
 
     def hold(self, name: str) -> None:
         """Let ``name`` stand for the accumulated gradient, without copying it."""
@@ -262,6 +274,23 @@ class ParameterSpace(ABC):
                 work = work_dtype(now, precise=False)
                 change = now.to(work) - before.to(work)
                 sums.add(inner(change, change))
+        return sqrt(float(self._sum_over_shards(sums.total())[0]))
+
+    def weights(self) -> list[Tensor]:
+        """The weights the optimizer updates, as this process owns them, to be copied from or into."""
+        return self._master()
+
+    def weights_changed(self) -> None:
+        """To be called after something was copied into :meth:`weights`."""
+        self._master_changed()
+
+    def weight_norm(self) -> float:
+        """‖w‖."""
+        sums = Sums(1)
+        for w in self._master():
+            for (block,) in blocks(w):
+                wide = block.to(work_dtype(block, precise=False))
+                sums.add(inner(wide, wide))
         return sqrt(float(self._sum_over_shards(sums.total())[0]))
 
     # -- weights --------------------------------------------------------------------------------
@@ -418,11 +447,16 @@ class ParameterSpace(ABC):
         """Give back the memory of the captured gradients and the backup."""
         self._captured.clear()
         self._spare.clear()
+        self.memory.clear()
         self._backup = None
 
     def held_bytes(self) -> int:
         """Memory this process holds in captured gradients and backup."""
-        lists = [*self._captured.values(), *self._spare, *([self._backup] if self._backup is not None else [])]
+        lists = [
+            *{**self.memory, **self._captured}.values(),
+            *self._spare,
+            *([self._backup] if self._backup is not None else []),
+        ]
         return sum(t.numel() * t.element_size() for tensors in lists for t in tensors)
 
     def _by_parameter(self, names: Sequence[str]) -> list[list[Tensor]]:

@@ -98,7 +98,11 @@ class Zero12Space(ZeroSpace):
         return self._owners
 
     def _master(self) -> list[Tensor]:
-        return self._cut([self._optimizer.single_partition_of_fp32_groups[i].data for i in self._groups])
+        return self._cut(self.weights())
+
+    def weights(self) -> list[Tensor]:
+        # Uncut: where the cuts are is known after the first backward only.
+        return [self._optimizer.single_partition_of_fp32_groups[i].data for i in self._groups]
 
     def preconditioners(self, optimizer: torch.optim.Optimizer) -> Preconditioners | None:
         flat = [self._optimizer.single_partition_of_fp32_groups[i] for i in self._groups]

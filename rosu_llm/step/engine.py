@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError, NonFiniteError
 from ..geometry import BaseRule, Gram, Inner, Vector
-from ..geometry.slots import GRADIENT, HESSIAN, PRECONDITIONED, SURROGATE, sample_slot
+from ..geometry.slots import GRADIENT, HESSIAN, MEMORY, PRECONDITIONED, RETAIN, SURROGATE, sample_slot
 from ..geometry.subspace import Subspace, check_independent
 from ..space import ParameterSpace, Realized
 from ..space.preconditioner import Preconditioners, check_adaptive
@@ -109,13 +109,14 @@ class StepEngine:
         self,
         window: Mapping[str, Sequence[Closure]],
         *,
-        rho: float,
+        rho: float | Callable[[], float],
         amplification: Amplification | None = None,
         seed: int = 0,
         samples: Sequence[Closure] = (),
     ) -> Outcome:
         """All passes of one update; on return ``.grad`` holds the gradient for the optimizer.
 
+        ``rho`` may depend on what the passes at w found: it is asked after them.
         ``samples`` give the loss of single retain examples, one each, for rules that protect their gradients. If
         anything raises, the weights are exactly what they were and no gradient is left behind.
         """
@@ -145,7 +146,7 @@ class StepEngine:
     def _run(
         self,
         window: Mapping[str, Sequence[Closure]],
-        rho: float,
+        rho: float | Callable[[], float],
         amplification: Amplification | None,
         seed: int,
         samples: Sequence[Closure],
@@ -167,6 +168,10 @@ class StepEngine:
         gram = self._gram(names, preconditioners)
         if not self._usable(gram):
             return self._skip(losses, gram)
+        if rule.remembers is not None:  # only now: a gradient that overflowed must not be remembered
+            space.remember(MEMORY, RETAIN, rule.remembers)
+            names.append(MEMORY)
+            gram = self._gram(names, preconditioners, known=gram)
         protected = self._protected(gram, len(samples))
         if not rule.perturbs:
             vector = rule.outer(gram, None)
@@ -178,7 +183,7 @@ class StepEngine:
             space.precondition(direction, preconditioners, into=PRECONDITIONED)
             gram = replace(space.gram([*names, PRECONDITIONED], known=gram), dual=gram.dual)
             names.append(PRECONDITIONED)
-        inner = rule.inner(gram, rho)
+        inner = rule.inner(gram, rho() if callable(rho) else rho)
         realized: Realized | None = None
         if not inner.fallback:
             with (

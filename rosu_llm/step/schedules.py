@@ -1,13 +1,14 @@
 """How ρ and β move over a run (paper, appendix on implementation: "ROSU recipe").
 
 β is ``tied`` (β_t = η_t/ρ_t: no search), a number, or ``two_phase`` (a short warm-up 0.001 → 0.06,
-then 0.012). ρ is ``constant`` or follows half a ``cosine`` down to zero.
+then 0.012). ρ is ``constant``, follows half a ``cosine`` down to zero, or fits itself (:class:`AutoRadius`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import cos, isfinite, pi
+from math import cos, isfinite, pi, sqrt
 
 from ..errors import ConfigError, unknown
 
@@ -38,6 +39,47 @@ class RhoSchedule:
         if self.kind == "constant" or total <= 0:
             return self.rho
         return 0.5 * self.rho * (1.0 + cos(pi * min(step, total - 1) / total))
+
+
+class AutoRadius:
+    """The ρ at which the perturbation raises the retain loss by a given share of it.
+
+    A retain-orthogonal δ raises it to second order only, L_r(w+δ) − L_r(w) ≈ ½‖δ‖²c, so the radius that would have met
+    the share is ‖δ‖√(wanted/rise). ρ follows it, by a bounded factor per step, and starts at a share of ‖w‖.
+
+    Args:
+        share: (L_r(w+δ) − L_r(w))/L_r(w) to aim at.
+    """
+
+    #: ρ/‖w‖ at the first step, and the range it stays in.
+    START, LOWEST, HIGHEST = 1e-3, 1e-6, 0.1
+    #: The largest factor between two steps.
+    FACTOR = 1.5
+
+    def __init__(self, share: float) -> None:
+        if not (share > 0.0 and isfinite(share)):
+            raise ConfigError(f"rho_share={share!r} must be positive: the rise of the retain loss at w+δ, e.g. 0.1.")
+        self.share = share
+        #: What a resumed run must know: the present ρ, and ‖w‖ at the first step.
+        self.rho: float | None = None
+        self.size = 0.0
+
+    def at(self, weight_norm: Callable[[], float]) -> float:
+        """ρ of the step that begins."""
+        if not self.size:
+            self.size = weight_norm() or 1.0
+        if self.rho is None:
+            self.rho = self.START * self.size
+        return self.rho
+
+    def observe(self, losses: Mapping[str, float], length: float) -> None:
+        """Follow what a δ of the given length did to the retain loss."""
+        if self.rho is None or "surrogate" not in losses or length <= 0.0:
+            return
+        wanted, rise = self.share * losses["retain"], losses["surrogate"] - losses["retain"]
+        fitting = length * sqrt(wanted / rise) if rise > 0.0 and wanted > 0.0 else self.FACTOR * self.rho
+        moved = min(max(fitting, self.rho / self.FACTOR), self.rho * self.FACTOR)
+        self.rho = min(max(moved, self.LOWEST * self.size), self.HIGHEST * self.size)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from .calibration import Calibration
 from .engine import Closure, Outcome, StepEngine
 from .logs import metrics, pull_metrics
 from .pull import NEGLIGIBLE, resolve
-from .schedules import BetaSchedule, RhoSchedule
+from .schedules import AutoRadius, BetaSchedule, RhoSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class UnlearningStep:
         model: the module whose parameters ``optimizer`` holds.
         optimizer: any torch optimizer; its parameters span the geometry.
         method: a name in :data:`rosu_llm.geometry.METHODS`.
-        rho: perturbation radius ρ.
+        rho: perturbation radius ρ, or ``auto``: the one that raises the retain loss by ``rho_share`` of it.
         rho_schedule: ``constant`` or ``cosine``; the latter needs ``total_steps``.
         beta: ``tied`` (β = η/ρ), ``two_phase`` (needs ``total_steps``) or a number.
         beta_start, beta_high, beta_low, beta_warmup_ratio: the levels of ``two_phase``.
@@ -71,8 +71,9 @@ class UnlearningStep:
         optimizer: torch.optim.Optimizer,
         *,
         method: str = "rosu",
-        rho: float = 0.4,
+        rho: str | float = 0.4,
         rho_schedule: str = "constant",
+        rho_share: float = 0.1,
         beta: str | float = "tied",
         beta_start: float = BetaSchedule.start,
         beta_high: float = BetaSchedule.high,
@@ -90,7 +91,10 @@ class UnlearningStep:
     ) -> None:
         self.optimizer = optimizer
         self.calibration = calibration
-        self._rho = RhoSchedule(rho, rho_schedule)
+        if isinstance(rho, str) and rho != "auto":
+            raise ConfigError(f"rho={rho!r} is no number: give one such as 0.4, without quotes, or 'auto'.")
+        self.radius = AutoRadius(rho_share) if rho == "auto" else None
+        self._rho = RhoSchedule(1.0 if isinstance(rho, str) else rho, rho_schedule)
         self._beta = BetaSchedule(beta, beta_start, beta_high, beta_low, beta_warmup_ratio)
         self._total, self._count = total_steps, 0
         self.rule = build_rule(method, **options)
@@ -109,6 +113,8 @@ class UnlearningStep:
         )
         self._pending: _PendingPull | None = None
         self._factor = 1.0
+        #: A factor on every pull, for those who want less of it from some step on.
+        self.pull_scale = 1.0
         self._warned: set[str] = set()
         self._guard = guard_optimizer(optimizer, self.space)
         if self.rule.pulls:
@@ -140,29 +146,50 @@ class UnlearningStep:
         return values
 
     def compute(
-        self, window: Mapping[str, Sequence[Closure]], samples: Sequence[Closure] = (), *, step: int, total: int
+        self,
+        window: Mapping[str, Sequence[Closure]],
+        samples: Sequence[Closure] = (),
+        *,
+        step: int,
+        total: int,
+        remaining: Callable[[], float] | None = None,
     ) -> Outcome:
-        """All passes of update number ``step`` of ``total``; on return ``.grad`` holds the optimizer's gradient."""
+        """All passes of update number ``step`` of ``total``; on return ``.grad`` holds the optimizer's gradient.
+
+        ``remaining`` says, after the passes at w, which share of the forgetting is still to be done (bounded losses):
+        perturbation and pull are that much shorter.
+        """
         # a group that is frozen by a learning rate of 0 is not the one whose steps are amplified
         learning_rate = next((float(g["lr"]) for g in self.optimizer.param_groups if float(g["lr"])), 0.0)
         if total <= 0:
             self._refuse_schedules()
-        rho = self._rho.at(step, total)
+        rho = self._rho.at(step, total) if self.radius is None else self.radius.at(self.space.weight_norm)
         beta = self._beta.at(step, total, learning_rate, rho)
         self._pending, self._factor = None, 1.0
         if self.calibration is not None:
             self.calibration.refresh(step)
 
+        left = 1.0
+
+        def radius() -> float:
+            nonlocal left
+            left = 1.0 if remaining is None else remaining()
+            return rho * left
+
         def amplification(losses: Mapping[str, float], inner: Inner) -> Vector:
             if self.calibration is not None:
                 self._factor = self.calibration.factor(losses)
-            return self._factor * self.amplifier.in_gradient(inner, beta, learning_rate)
+            return self.pull_scale * self._factor * self.amplifier.in_gradient(inner, beta, learning_rate)
 
-        outcome = self.engine.run(window, rho=rho, amplification=amplification, seed=step, samples=samples)
+        outcome = self.engine.run(window, rho=radius, amplification=amplification, seed=step, samples=samples)
         inner = outcome.inner
+        if self.radius is not None and inner is not None and not inner.fallback:
+            self.radius.observe(outcome.losses, inner.alpha * inner.direction_norm)
         pulls_after = self.rule.pulls and self.amplifier.mode != "optimizer" and learning_rate > 0.0
         if pulls_after and inner is not None and not inner.fallback:
-            self._pending = _PendingPull(inner, beta, self._factor)
+            # βδ is shorter already; the matched pull is measured by the optimizer's step instead.
+            matched = self.amplifier.mode == "matched"
+            self._pending = _PendingPull(inner, beta, self.pull_scale * self._factor * (left if matched else 1.0))
         return outcome
 
     def after_optimizer_step(self) -> dict[str, float]:

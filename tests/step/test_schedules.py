@@ -6,10 +6,13 @@ from itertools import pairwise
 from math import cos, pi
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rosu_llm.step.schedules import BetaSchedule, RhoSchedule
+from rosu_llm import UnlearningStep
+from rosu_llm.errors import ConfigError
+from rosu_llm.step.schedules import AutoRadius, BetaSchedule, RhoSchedule
 from tests.geometry.problems import EPS, bounded, exact_rosu, gram_of, norm, pair
 
 totals = st.integers(1, 10**6)
@@ -118,3 +121,57 @@ def test_tied_is_the_default() -> None:
     """The no-search default of the paper, at constant radius."""
     assert BetaSchedule().tied
     assert RhoSchedule(0.4).kind == "constant"
+
+
+def quadratic(scale: float) -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
+    """w, the curvature A of L_r = ½ wᵀAw, and the gradient g of L_f = g·w; all in units of ``scale``."""
+    generator = torch.Generator().manual_seed(5)
+    holder = torch.nn.Linear(6, 1, bias=False).double()
+    with torch.no_grad():
+        holder.weight.copy_(scale * torch.randn(1, 6, generator=generator, dtype=torch.float64))
+    root = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    return holder, root @ root.T, torch.randn(6, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("share", [1e-4, 0.01])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_automatic_radius_finds_the_rise_it_is_told(share: float, scale: float) -> None:
+    """½ρ²uᵀAu = share · L_r(w) has one positive solution; weights a million times as large change its unit only."""
+    holder, curvature, slope = quadratic(scale)
+    w = holder.weight[0].detach().clone()
+    step = UnlearningStep(holder, torch.optim.SGD(holder.parameters(), lr=1e-300), rho="auto", rho_share=share, tau=0.0)
+
+    def retain() -> torch.Tensor:
+        return 0.5 * holder.weight[0] @ curvature @ holder.weight[0]
+
+    for _ in range(40):
+        step(lambda: slope @ holder.weight[0], retain)
+    r = curvature @ w
+    q = slope - (slope @ r) / (r @ r) * r
+    u = q / q.norm()
+    expected = (2.0 * share * retain().item() / (u @ curvature @ u).item()) ** 0.5
+    assert step.radius is not None
+    assert step.radius.rho == pytest.approx(expected, rel=1e-6)  # float64 losses differ by rounding
+
+
+def test_the_automatic_radius_moves_by_a_bounded_factor_and_stays_in_its_range() -> None:
+    radius = AutoRadius(0.1)
+    assert radius.at(lambda: 50.0) == pytest.approx(0.05)
+    radius.observe({"retain": 1.0, "surrogate": 1e9}, 0.05)
+    assert radius.rho == pytest.approx(0.05 / 1.5)
+    for surrogate in (0.9, 1.0):  # no rise at all: as far up as allowed
+        before = radius.at(lambda: 50.0)
+        radius.observe({"retain": 1.0, "surrogate": surrogate}, before)
+        assert radius.rho == pytest.approx(1.5 * before)
+    for _ in range(50):
+        radius.observe({"retain": 1.0, "surrogate": 1.0}, 1.0)
+    assert radius.rho == pytest.approx(5.0)
+    for _ in range(100):
+        radius.observe({"retain": 1.0, "surrogate": 1e12}, 1.0)
+    assert radius.rho == pytest.approx(5e-5)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_share_that_is_none(share: float) -> None:
+    with pytest.raises(ConfigError, match="rho_share"):
+        AutoRadius(share)

@@ -91,6 +91,11 @@ class BaseRule(ABC):
         return 0
 
     @property
+    def remembers(self) -> float | None:
+        """How much of the memory of retain gradients (``m``) each step keeps; None for rules that have none."""
+        return None
+
+    @property
     def needs_hessian(self) -> bool:
         """Whether Hessian-vector products are needed."""
         return False

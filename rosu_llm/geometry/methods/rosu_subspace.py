@@ -7,6 +7,9 @@ Rank k: with P_U the projector onto the span of k sampled per-sample retain grad
 Every protected direction is neutral to first order; the mean retain loss is up to ρ‖(I − P_U) r‖, and exactly where
 the mean is included. Larger subspaces leave less forget gain.
 
+Memory: a batch's mean gradient is a shadow of the whole retain set's. ``protect`` takes an exponential average over the
+windows so far in its place, or the span of both.
+
 Metric: an adaptive optimizer turns a gradient g into D⁻¹ g, D = √v̂ + ε. There the projection is orthogonal in the
 inner product ⟨x, D⁻¹ y⟩, and δ = ρ D⁻¹q/‖D⁻¹q‖: what the optimizer would make of q is neutral. In the coordinates
 D^½ w this is plain ROSU, and so is its relaxed Jacobian (which there reads H_f ≈ D instead of H_f ≈ I): with inner
@@ -19,14 +22,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ConfigError
+from ...errors import ConfigError, unknown
 from .. import curvature
 from ..gram import Gram
 from ..projection import Stabilizer
 from ..subspace import CUTOFF, Protection
 from ..vector import F, P, S, Vector
-from .base import BaseRule, InMetric, Inner, Protecting
+from .base import BaseRule, InMetric, Inner, Protecting, option
 from .rosu import Rosu
+
+PROTECTED = ("batch", "memory", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,15 @@ class SubspaceRosu(Rosu, Protecting, InMetric):
 
     default_rank = 1
 
+    protect: str = option(
+        "batch",
+        "Mean retain gradient that rosu protects: of the batch, of the memory of earlier ones, or both.",
+        exclusive=True,
+    )
+    memory_decay: float = option(
+        0.9, "protect memory or both: share of the memory that each step keeps.", exclusive=True
+    )
+
     @classmethod
     def build(cls, **options: Any) -> BaseRule:
         """Rank one in the Euclidean metric is Algorithm 1: the mean retain gradient, stabilised by τ."""
@@ -50,14 +64,18 @@ class SubspaceRosu(Rosu, Protecting, InMetric):
     @property
     def is_rank_one(self) -> bool:
         """Whether one direction is protected, in the Euclidean metric."""
-        return self.rank == 1 and self.metric == "euclidean"
+        return self.rank == 1 and self.metric == "euclidean" and self.protect == "batch"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.protect not in PROTECTED:
+            raise unknown("protect", self.protect, PROTECTED)
+        if not 0.0 <= self.memory_decay < 1.0:
+            raise ConfigError(f"memory_decay={self.memory_decay!r} must be at least 0 and below 1, e.g. 0.9.")
         if not self.is_rank_one and self.jacobian in curvature.MODES:
             raise ConfigError(
                 f"jacobian={self.jacobian!r} is derived for one protected direction in the Euclidean metric: use "
-                "jacobian='relaxed' or 'none' with protect_rank > 1 or metric='adam'."
+                "jacobian='relaxed' or 'none' with protect_rank > 1, a memory or metric='adam'."
             )
 
     @property
@@ -66,7 +84,14 @@ class SubspaceRosu(Rosu, Protecting, InMetric):
 
     @property
     def protection(self) -> Protection:
-        return Protection(self.rank, self.include_mean) if self.rank > 1 else Protection()
+        memory, mean = self.protect != "batch", self.protect != "memory"
+        if self.rank == 1:
+            return Protection(mean=mean, memory=memory)
+        return Protection(self.rank, self.include_mean, memory)
+
+    @property
+    def remembers(self) -> float | None:
+        return self.memory_decay if self.protect != "batch" else None
 
     def precondition(self, gram: Gram) -> Vector | None:
         return None if gram.dual is None else self.protected(gram).without(F)
