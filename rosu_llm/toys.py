@@ -105,6 +105,9 @@ def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "forget_data": [forget] * corpora or forget,
         "retain_data": str(toys / "retain.jsonl"),
         "holdout_data": None if recipe.representation_level else str(toys / "holdout.jsonl"),
+        "budget_data": str(toys / "holdout.jsonl") if arguments.budget_data else None,
+        "base_model": str(toys / "model") if arguments.base_model else None,
+        "alternates_key": None,
         "question_key": "question",
         "answer_key": "answer",
         "text_key": "text",
@@ -131,7 +134,9 @@ def train_toy(values: Mapping[str, Any]) -> ROSUMixin:
         if not arguments.forget_data and "forget" not in parts_needed(config):
             toy["forget_data"] = None
         loaded = load(build(toy))
-        small = replace(arguments, dtype="float32", attn_implementation=None, overwrite=True)
+        small = replace(
+            arguments, dtype="float32", attn_implementation=None, overwrite=True, base_model=toy["base_model"]
+        )
         return train(Recipe(small, config), loaded)
 
 
@@ -302,5 +307,5 @@ def demo_toy(folder: Path) -> Path:
     from .experiments.demo.task import run_demo
     from .presentation.demo import write_demo
 
-    write_demo(run_demo(SMOKE, [0], lambda _: nullcontext(Unobserved())), folder)
+    write_demo(run_demo(SMOKE, [0], lambda _: nullcontext(Unobserved()), ("rosu", "graddiff")), folder)
     return folder

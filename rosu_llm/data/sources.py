@@ -25,6 +25,8 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 #: Those that are no lines of JSON or text.
 TABLES = (".csv", ".parquet")
 
+Pairs = list[tuple[str | None, str]]
+
 
 def read_rows(source: str) -> list[Mapping[str, Any]]:
     """The rows of a file, a folder's configuration or a hub data set."""
@@ -156,22 +158,34 @@ def load_samples(
     chat_format: ChatFormat | None = None,
 ) -> QuestionAnswerDataset:
     """Tokenised samples; rows with a text but no question are learned as plain text."""
-    pairs: list[tuple[str | None, str]] = []
+    pairs = read_pairs(source, question_key, answer_key, text_key, limit)
+    return QuestionAnswerDataset(pairs, tokenizer, max_length=max_length, chat_format=chat_format)
+
+
+def read_pairs(
+    source: str,
+    question_key: str = "question",
+    answer_key: str = "answer",
+    text_key: str = "text",
+    limit: int | None = None,
+) -> Pairs:
+    """(question, answer) of every row; (None, text) where it has a text but no question."""
+    pairs: Pairs = []
     for number, row in enumerate(read_rows(source)[:limit], 1):
         where = f"Row {number} of {source!r}"
         if question_key in row and answer_key in row:
-            pairs.append((_text(row, question_key, where), _text(row, answer_key, where, filled=True)))
+            pairs.append((text_of(row, question_key, where), text_of(row, answer_key, where, filled=True)))
         elif text_key in row:
-            pairs.append((None, _text(row, text_key, where, filled=True)))
+            pairs.append((None, text_of(row, text_key, where, filled=True)))
         else:
             raise DataError(
                 f"{where} has fields {sorted(row)}, but neither {question_key!r} and {answer_key!r} nor {text_key!r}. "
                 "Name the right ones with question_key, answer_key or text_key."
             )
-    return QuestionAnswerDataset(pairs, tokenizer, max_length=max_length, chat_format=chat_format)
+    return pairs
 
 
-def _text(row: Mapping[str, Any], key: str, where: str, *, filled: bool = False) -> str:
+def text_of(row: Mapping[str, Any], key: str, where: str, *, filled: bool = False) -> str:
     """A field as text; ``filled`` refuses an empty one, as there would be nothing to learn."""
     value = row[key]
     if value is None:

@@ -22,6 +22,8 @@ from ..errors import DataError
 from ..evaluation.memorisation import membership_auc, score
 from ..recipes.prepare import Loaded, load, prepare
 from ..recipes.settings import WITHOUT_OUTPUT, RunArguments, build, type_values
+from ..training.config import NAMES
+from ..training.presets import WITHOUT_UNSEEN
 from .attempt import ANSWER_COLUMNS, Started, Steps
 
 #: Without influence on the figures, or part of the key elsewhere.
@@ -57,8 +59,9 @@ class ConfigTask:
             return
         self.columns = dict(list(ANSWER_COLUMNS.items())[: None if arguments.holdout_data else -2])
         self.plotted = ("retain_em", "forget_em", *(["mia_auc"] if arguments.holdout_data else []))
-        if arguments.holdout_data and config.calibrate == "holdout":
-            self.notes = ("The attack's non-members are those that calibrate: holdout has seen the loss of.",)
+        seen = [name for name in ("calibrate", "forget_until") if getattr(config, name) == "holdout"]
+        if seen:
+            self.notes = (f"The attack's non-members are those that {seen[0]}: holdout has seen the loss of.",)
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         names = ("model_name_or_path", "forget_data", "retain_data", "holdout_data")
@@ -72,7 +75,7 @@ class ConfigTask:
         return {k: v for k, v in settings.items() if k in names and not k.startswith(("lora_", "retain_per_"))}
 
     def refer(self, name: str, seed: int, steps: Steps) -> Started:
-        recipe = build({**self.base, **WITHOUT_OUTPUT, "calibrate": "off", "output_dir": "unused"})
+        recipe = build({**self.base, **WITHOUT_OUTPUT, **WITHOUT_UNSEEN, "output_dir": "unused"})
         loaded, config = load(recipe), recipe.config
         model = loaded.model.to(config.device)
         return Started(None, lambda: _measure(model, loaded, config.per_device_eval_batch_size))
@@ -158,7 +161,7 @@ def typed_setting(name: str, value: Any, base: Mapping[str, Any]) -> Any:
 def as_number(name: str, value: Any) -> Any:
     """Numbers as numbers, also in the fields that take a name or a number and therefore hold text."""
     try:
-        return float(value) if isinstance(value, str) and name in ("beta", "calibrate") else value
+        return float(value) if isinstance(value, str) and name in NAMES else value
     except ValueError:
         return value
 

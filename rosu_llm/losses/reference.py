@@ -9,11 +9,12 @@ switched off; otherwise a frozen copy.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from ..errors import DataError
 from .language import logits_of, sequence_logprobs
 from .registry import Batch
+
+Values = TypeVar("Values", bound="SampleValues")
 
 
 def sample_keys(batch: Batch) -> list[str]:
@@ -35,50 +38,69 @@ def sample_keys(batch: Batch) -> list[str]:
     return keys
 
 
-class ReferenceLogProbs:
-    """log π_ref per sample, by content."""
+class SampleValues:
+    """Numbers by sample, recognised by content: one each, or one for each of its answer tokens."""
 
-    def __init__(self, values: dict[str, float] | None = None) -> None:
-        self.values = dict(values or {})
-
-    @torch.no_grad()
-    def compute(self, model: nn.Module, batches: Iterable[Batch]) -> None:
-        """Fill in every sample of ``batches`` under the weights the model has now, without dropout."""
-        training = model.training
-        model.eval()
-        try:
-            for batch in batches:
-                logprobs = sequence_logprobs(logits_of(model, batch), batch["labels"])
-                self.values.update(zip(sample_keys(batch), logprobs.double().tolist(), strict=True))
-        finally:
-            model.train(training)
+    def __init__(self, values: Mapping[str, Sequence[float]] | None = None) -> None:
+        self.values = {key: tuple(numbers) for key, numbers in (values or {}).items()}
 
     def know(self, batch: Batch) -> bool:
         """Whether every sample of the batch has a value."""
         return all(key in self.values for key in sample_keys(batch))
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def of(self, batch: Batch, what: str = "value") -> list[tuple[float, ...]]:
+        """The numbers of every row; ``what`` they are is for the error where one has none."""
         keys = sample_keys(batch)
         missing = sum(key not in self.values for key in keys)
         if missing:
             raise DataError(
-                f"{missing} of {len(keys)} forget samples have no reference log-probability: the data set returned "
-                "tokens it did not return when the references were computed. Use data without random "
-                "augmentation, or a forget_loss without reference (nll, simnpo)."
+                f"{missing} of {len(keys)} forget samples have no {what}: the data set returned tokens it did not "
+                "return when these were computed. Use data without random augmentation, or settings that need none "
+                "(forget_loss nll or simnpo, forget_until off or a number)."
             )
-        return torch.tensor([self.values[k] for k in keys], device=batch["input_ids"].device)
+        return [self.values[key] for key in keys]
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file: keys as bytes, values as float64."""
+        """Write a safetensors file: keys as bytes, values as float64, how many each sample has."""
         keys = torch.tensor([list(bytes.fromhex(k)) for k in self.values], dtype=torch.uint8).reshape(-1, 16)
-        save_file({"keys": keys, "values": torch.tensor(list(self.values.values()), dtype=torch.float64)}, str(path))
+        numbers = torch.tensor([x for own in self.values.values() for x in own], dtype=torch.float64)
+        lengths = torch.tensor([len(own) for own in self.values.values()])
+        save_file({"keys": keys, "values": numbers, "lengths": lengths}, str(path))
 
-    @staticmethod
-    def load(path: Path) -> ReferenceLogProbs:
+    @classmethod
+    def load(cls: type[Values], path: Path) -> Values:
         """Read what :meth:`save` wrote."""
         data = load_file(str(path))
         keys = [bytes(row.tolist()).hex() for row in data["keys"]]
-        return ReferenceLogProbs(dict(zip(keys, data["values"].tolist(), strict=True)))
+        lengths = data["lengths"].tolist() if "lengths" in data else [1] * len(keys)
+        return cls(dict(zip(keys, map(Tensor.tolist, data["values"].split(lengths)), strict=True)))
+
+
+class ReferenceLogProbs(SampleValues):
+    """log π_ref per sample."""
+
+    @torch.no_grad()
+    def compute(self, model: nn.Module, batches: Iterable[Batch]) -> None:
+        """Fill in every sample of ``batches`` under the weights the model has now, without dropout."""
+        with evaluating(model):
+            for batch in batches:
+                logprobs = sequence_logprobs(logits_of(model, batch), batch["labels"]).double().tolist()
+                self.values.update({key: (value,) for key, value in zip(sample_keys(batch), logprobs, strict=True)})
+
+    def __call__(self, batch: Batch) -> Tensor:
+        found = self.of(batch, "reference log-probability")
+        return torch.tensor([value for (value,) in found], device=batch["input_ids"].device)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout inside, as before outside."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def _starts_at_zero(model: nn.Module) -> bool:
@@ -116,15 +138,13 @@ class ReferenceModel:
             if next(self._copy.parameters()).device != device:
                 self._copy.to(device)
             return logits_of(self._copy, batch)
-        training = self._adapted.training
         now = [p.data for p, _ in self.beside]
-        self._adapted.eval()
-        try:
-            for p, value in self.beside:
-                p.data = value.to(p.device)
-            with self._adapted.disable_adapter():
-                return logits_of(self._adapted, batch)
-        finally:
-            for (p, _), data in zip(self.beside, now, strict=True):
-                p.data = data
-            self._adapted.train(training)
+        with evaluating(self._adapted):
+            try:
+                for p, value in self.beside:
+                    p.data = value.to(p.device)
+                with self._adapted.disable_adapter():
+                    return logits_of(self._adapted, batch)
+            finally:
+                for (p, _), data in zip(self.beside, now, strict=True):
+                    p.data = data

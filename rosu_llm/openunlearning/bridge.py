@@ -17,8 +17,9 @@ import torch
 from omegaconf import OmegaConf
 from transformers import Trainer
 
-from ..errors import ConfigError, DataError, EmptyUpdateError, RosuError
+from ..errors import ConfigError, DataError, RosuError
 from ..training.checkpoints import last_complete, resolve_resume
+from ..training.config import MethodArguments
 from ..training.window import PARTS
 from .arguments import HOLDOUT, describe, read_method_args
 from .evaluation import MainProcessEvaluation
@@ -47,12 +48,7 @@ class FromOpenUnlearning(Base):
         holdout = given.pop(HOLDOUT, None)
         settings = read_method_args(self.alias, given)
         check_parts(own.get("train_dataset"))
-        if settings.calibrate == "holdout" and holdout is None:
-            raise ConfigError(
-                "calibrate=holdout needs never-trained samples: add +data/datasets@trainer.method_args.holdout_data="
-                "TOFU_QA_holdout (or another of configs/data/datasets), or set trainer.method_args.calibrate to a "
-                "target loss such as 2.5."
-            )
+        check_unseen(settings, holdout)
         if holdout is not None:
             tokenizer = own.get("processing_class", own.get("tokenizer"))
             own["holdout_dataset"] = load_holdout(holdout, tokenizer, own.get("template_args"))
@@ -65,13 +61,28 @@ class FromOpenUnlearning(Base):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trainer leaves ``trainer.args.resume_from_checkpoint`` to its caller, and OpenUnlearning passes nothing."""
-        result = super().train(resume_from_checkpoint or self._resume, *args, **kwargs)
-        if self.state.global_step == 0:  # transformers 4.51 where an epoch is shorter than a window, for any trainer
-            raise EmptyUpdateError(
-                "Trainer made no step at all, so the model is unchanged: an epoch has fewer micro-batches than "
-                f"gradient_accumulation_steps={self.args.gradient_accumulation_steps}. Lower that or the batch size."
+        return super().train(resume_from_checkpoint or self._resume, *args, **kwargs)
+
+
+def check_unseen(settings: MethodArguments, holdout: Any) -> None:
+    """Raise for settings that measure on data which OpenUnlearning's configuration does not name."""
+    for name in ("calibrate", "forget_until"):
+        if getattr(settings, name) == "holdout" and holdout is None:
+            raise ConfigError(
+                f"{name}=holdout needs never-trained samples: add +data/datasets@trainer.method_args.holdout_data="
+                f"TOFU_QA_holdout (or another of configs/data/datasets), or set trainer.method_args.{name} to a "
+                "target loss such as 2.5."
             )
-        return result
+    if settings.forget_until in ("base", "alternates"):
+        raise ConfigError(
+            f"forget_until={settings.forget_until} needs a model or answers that OpenUnlearning's configuration has no "
+            "place for: use trainer.method_args.forget_until=holdout, a target loss, or 'rosu train'."
+        )
+    if settings.budget is not None:
+        raise ConfigError(
+            f"budget={settings.budget} needs data for which OpenUnlearning's configuration has no place: use 'rosu "
+            "train'."
+        )
 
 
 def resume_point(args: Any) -> str | None:

@@ -11,9 +11,11 @@ import torch
 from safetensors import SafetensorError
 
 from ..compat import dtype_argument, load_causal_model
+from ..data.alternates import listed_alternates, nearest_alternates
 from ..data.chat_format import FORMAT_FILE, ChatFormat, find_format, format_json, saved_format
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
-from ..data.sources import load_samples
+from ..data.question_answer import QuestionAnswerDataset
+from ..data.sources import load_samples, read_pairs, read_rows
 from ..errors import ConfigError, DataError
 from ..files import write_atomically
 from ..training.trainer import ROSUMixin, ROSUTrainer
@@ -31,8 +33,11 @@ def load(recipe: Recipe) -> Loaded:
             "Lists for forget_data and max_length are taken in turn at representation level only (forget_loss: "
             "representation). Give one source and one length, or join the files."
         )
-    if config.calibrate == "holdout" and not arguments.holdout_data:
-        raise DataError("calibrate: holdout needs never-trained samples: pass --holdout-data FILE (or a target loss).")
+    for name in ("calibrate", "forget_until"):
+        if getattr(config, name) == "holdout" and not arguments.holdout_data:
+            raise DataError(f"{name}: holdout needs never-trained samples: pass --holdout-data FILE, or a target loss.")
+    if config.forget_until == "base" and not arguments.base_model:
+        raise ConfigError("forget_until: base needs the model before it learned the data: pass --base-model NAME.")
     tokenizer = load_tokenizer(arguments)
     form = chat_format(arguments, tokenizer)
     samples = partial(
@@ -45,8 +50,9 @@ def load(recipe: Recipe) -> Loaded:
         limit=arguments.limit,
         chat_format=form,
     )
-    sources = (arguments.forget_data, arguments.retain_data, arguments.holdout_data)
-    forget, retain, holdout = (samples(source) if source else None for source in sources)
+    sources = (arguments.forget_data, arguments.retain_data, arguments.holdout_data, arguments.budget_data)
+    forget, retain, holdout, budget = (samples(source) if source else None for source in sources)
+    alternates = _alternates(arguments, tokenizer, form) if config.forget_until == "alternates" else None
     if forget is not None and "forget" not in parts_needed(config) and config.should_log:
         logger.warning(
             "method=%s learns retain_data alone; with forget_data an epoch is %d samples of it, as in a run that "
@@ -56,15 +62,18 @@ def load(recipe: Recipe) -> Loaded:
             len(retain or ()),
         )
     model = _model(arguments)
-    for part in (forget, retain, holdout):
+    for part in (forget, retain, holdout, budget):
         _check_fits(part, model, tokenizer, form, arguments)
-    return Loaded(model, tokenizer, forget, retain, holdout)
+    return Loaded(model, tokenizer, forget, retain, holdout, alternates, budget)
 
 
 def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
     """The trainer before its first step; without forget samples it fine-tunes on the retain samples."""
     arguments, config = recipe
     forget, retain, per_forget = loaded.forget, loaded.retain, arguments.retain_per_forget
+    budget = loaded.budget
+    if config.budget is not None and budget is None:
+        retain, budget = _set_aside(retain)
     pairs: Any = (
         [{"retain": [sample]} for sample in retain]
         if forget is None
@@ -77,8 +86,32 @@ def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
         data_collator=ForgetRetainCollator(loaded.tokenizer.pad_token_id),
         processing_class=loaded.tokenizer,
         holdout_dataset=loaded.holdout,
+        alternates_dataset=loaded.alternates,
+        budget_dataset=budget,
+        base_model=arguments.base_model,
         peft_config=_lora(arguments),
     )
+
+
+def _set_aside(retain: Any) -> tuple[list[Any], list[Any]]:
+    """What is trained on, and the evenly spaced twentieth that is not, at least two."""
+    step = max(1, min(20, len(retain) // 2))
+    kept = range(step - 1, len(retain), step)
+    logger.info("budget: %d of %d retain samples take no part in training", len(kept), len(retain))
+    return [retain[i] for i in range(len(retain)) if i not in kept], [retain[i] for i in kept]
+
+
+def _alternates(arguments: RunArguments, tokenizer: Any, form: ChatFormat | None) -> list[Any]:
+    """Samples with wrong answers, a list for each forget row."""
+    source, keys = str(arguments.forget_data), (arguments.question_key, arguments.answer_key, arguments.text_key)
+    if arguments.alternates_key is not None:
+        rows = read_rows(source)[: arguments.limit]
+        found = listed_alternates(rows, source, arguments.alternates_key, arguments.question_key)
+    else:
+        both = (read_pairs(name, *keys, arguments.limit) for name in (source, str(arguments.retain_data)))
+        found = nearest_alternates(*both)
+    length = int(arguments.max_length)  # type: ignore[arg-type]
+    return [QuestionAnswerDataset(own, tokenizer, max_length=length, chat_format=form).samples for own in found]
 
 
 def chat_format(arguments: RunArguments, tokenizer: Any) -> ChatFormat | None:

@@ -33,6 +33,8 @@ class Loaded:
         model: a model; at representation level its name or folder, of which the trainer loads the layers it needs.
         forget: samples; at representation level a list of corpora that are taken in turn.
         retain, holdout: samples, or one corpus.
+        budget: samples that take no part in training; None sets some retain samples aside where they are needed.
+        alternates: for each forget sample, samples with other answers to its question.
     """
 
     model: Any
@@ -40,6 +42,8 @@ class Loaded:
     forget: Any
     retain: Any
     holdout: Any = None
+    alternates: Any = None
+    budget: Any = None
 
 
 @dataclass(frozen=True)

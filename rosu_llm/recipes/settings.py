@@ -21,7 +21,8 @@ from ..errors import ConfigError, RosuError, one_line, unknown
 from ..files import parse_yaml
 from ..losses import LOSSES
 from ..representation.config import RepresentationConfig
-from ..training.config import ROSUConfig
+from ..training.config import NAMES, ROSUConfig
+from ..training.presets import PRESETS
 from ..training.values import coerce
 
 #: Options of ``rosu train`` itself, written with hyphens and on the command line only.
@@ -42,7 +43,17 @@ class RunArguments:
     retain_data: str | None = field(
         default=None, metadata={"help": "To keep, written likewise; method finetune: to learn, without forget_data."}
     )
-    holdout_data: str | None = field(default=None, metadata={"help": "Never trained, for calibrate: holdout."})
+    holdout_data: str | None = field(default=None, metadata={"help": "Never trained, for calibrate and forget_until."})
+    budget_data: str | None = field(
+        default=None, metadata={"help": "For budget: takes no part in training; none sets 5 % of retain_data aside."}
+    )
+    base_model: str | None = field(
+        default=None, metadata={"help": "The model before it learned forget_data, for forget_until: base."}
+    )
+    alternates_key: str | None = field(
+        default=None,
+        metadata={"help": "forget_until: alternates: field of wrong answers; none takes answers of retain_data."},
+    )
     question_key: str = field(default="question", metadata={"help": "Field of the question."})
     answer_key: str = field(default="answer", metadata={"help": "Field of the answer."})
     text_key: str = field(default="text", metadata={"help": "Field of plain text."})
@@ -69,6 +80,9 @@ class RunArguments:
     lora_dropout: float = field(default=0.0, metadata={"help": "LoRA dropout."})
     lora_target_modules: str | list[str] = field(default="all-linear", metadata={"help": "Layers that get an adapter."})
     overwrite: bool = field(default=False, metadata={"help": "Start over in an output_dir that holds a run of rosu."})
+    preset: str | None = field(
+        default=None, metadata={"help": "Settings to start from: " + ", ".join(PRESETS) + "; those given go before."}
+    )
     allow_changed: bool = field(
         default=False, metadata={"help": "Resume although settings or data are not those the run was started with."}
     )
@@ -159,6 +173,16 @@ def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
     return RepresentationConfig if hidden else ROSUConfig
 
 
+def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the preset that the values name, and over them the values themselves."""
+    name = values.get("preset")
+    if name in (None, "none"):
+        return dict(values)
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return {**PRESETS[name], **values}
+
+
 def build(values: Mapping[str, Any]) -> Recipe:
     """The two groups of arguments, each value checked against its field."""
     chosen, typed = type_values(values)
@@ -175,13 +199,29 @@ def build(values: Mapping[str, Any]) -> Recipe:
 
 def type_values(values: Mapping[str, Any]) -> tuple[type[ROSUConfig], dict[str, Any]]:
     """The configuration class of the settings, and each value as the type of its field; what it says is not checked."""
+    values = with_preset(values)
     chosen = config_class(values)
     hints = {cls: get_type_hints(cls) for cls in (RunArguments, chosen)}
     fields = {f.name: hints[cls][f.name] for cls in hints for f in dataclasses.fields(cls) if f.init}
     for key in values:
         if key not in fields:
             raise _unknown_key(key, fields, chosen)
-    return chosen, {key: coerce(key, value, fields[key]) for key, value in values.items()}
+    typed = {key: coerce(key, value, fields[key]) for key, value in values.items()}
+    for key in NAMES.keys() & typed.keys():
+        _check_number(key, typed[key])
+    return chosen, typed
+
+
+def _check_number(key: str, value: Any) -> None:
+    """Raise for text that is neither a number nor one of the setting's names."""
+    if value in NAMES[key] or str(value).lower() in ("no", "false"):  # YAML reads a bare off as a boolean
+        return
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{key}={value!r} cannot be read as float: give a number, or {', '.join(NAMES[key])}."
+        ) from None
 
 
 def _unknown_key(key: str, fields: Mapping[str, Any], chosen: type[ROSUConfig]) -> ConfigError:

@@ -14,18 +14,21 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..files import write_atomically
-from ..step import Calibration
+from ..step import Calibration, UnlearningStep
+from .budget import Budget
 from .config import MethodArguments
+from .depth import TARGETS_FILE, Bound
 from .model_card import model_card
 from .references import REFERENCE_FILE, References
 
@@ -37,6 +40,8 @@ else:
 MARKER = "incomplete"
 STATE_FILE = "rosu_state.json"
 THETA_FILE = "rosu_theta.safetensors"
+#: The remembered retain gradient, one file for each process that holds a part of its own.
+MEMORY_FILE = "rosu_memory_{rank}.safetensors"
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _STATE = "trainer_state.json"
@@ -52,6 +57,21 @@ _MODELS = (
 )
 _OPTIMIZERS = ("*optimizer*", "global_step*")
 _SCHEDULERS = ("scheduler.pt", "global_step*")
+
+
+def save_memory(memory: Mapping[str, Sequence[Tensor]], path: Path) -> None:
+    """Write remembered gradients."""
+    tensors = {f"{name}.{i}": t.cpu().contiguous() for name, own in memory.items() for i, t in enumerate(own)}
+    save_file(tensors, path)
+
+
+def load_memory(path: Path, device: torch.device) -> dict[str, list[Tensor]]:
+    """Read what :func:`save_memory` wrote."""
+    memory: dict[str, dict[int, Tensor]] = {}
+    for key, tensor in load_file(path, device=str(device)).items():
+        name, _, place = key.rpartition(".")
+        memory.setdefault(name, {})[int(place)] = tensor
+    return {name: [own[i] for i in sorted(own)] for name, own in memory.items()}
 
 
 @contextlib.contextmanager
@@ -220,6 +240,10 @@ class Saving(Base):  # type: ignore[misc]
     method_args: MethodArguments
     _references: References
     _calibration: Calibration | None
+    _bound: Bound | None
+    _budget: Budget | None
+    layout: str
+    _step: UnlearningStep | None
     _metrics: dict[str, list[float]]
     #: What a checkpoint says about its run, so that resuming can tell whether it is the same one.
     run_settings: Mapping[str, Any] | None = None
@@ -232,18 +256,37 @@ class Saving(Base):  # type: ignore[misc]
         with _limited(self.args, None), marked(folder, writer=self.args.should_save):
             if self.args.should_save:
                 self._save_method(folder)
+            if self.args.should_save or self._note_rank():
+                self._save_notes(folder)
             super()._save_checkpoint(model, trial, *args, **kwargs)
             # Every rank writes its shards and random state: the checkpoint is whole when the last one has.
             self.accelerator.wait_for_everyone()
         if self.args.should_save:
             rotate(folder, self._limit, self.state.best_model_checkpoint)
 
+    def _note_rank(self) -> int:
+        raise NotImplementedError
+
+    def _save_notes(self, folder: Path) -> None:
+        if self._budget is not None:
+            self._budget.save(folder, self._note_rank())
+        if self._step is not None and self._step.space.memory:
+            save_memory(self._step.space.memory, folder / MEMORY_FILE.format(rank=self._note_rank()))
+
     def _save_method(self, folder: Path) -> None:
         if self._references.logprobs.values:
             self._references.logprobs.save(folder / REFERENCE_FILE)
+        if self._bound is not None and self._bound.targets.values:
+            self._bound.targets.save(folder / TARGETS_FILE)
         state: dict[str, Any] = {}
         if self._calibration is not None:
             state["calibrate_target"] = self._calibration.target
+        if self._budget is not None:
+            state["budget"] = self._budget.state()
+        if self._bound is not None:
+            state["depth_start"] = self._bound.depth.start
+        if self._step is not None and self._step.radius is not None:
+            state["radius"] = (self._step.radius.rho, self._step.radius.size)
         if self._metrics:  # of steps since the last log: minima over a log's steps survive a resumption
             state["since_last_log"] = self._metrics
         if self.run_settings is not None:

@@ -19,10 +19,20 @@ from ..geometry.methods.registry import OPTIONS
 from ..losses import LossSpec, get_loss
 from ..step import Amplifier, resolve
 from ..step.calibration import check_margin
-from ..step.schedules import BetaSchedule, RhoSchedule
+from ..step.schedules import BETA_NAMES, AutoRadius, BetaSchedule, RhoSchedule
 from .values import coerce
 
 REDUCTIONS = ("window_tokens", "micro_mean")
+#: Where the targets of bounded forgetting may come from, and what they may be of.
+SOURCES = ("holdout", "base", "alternates")
+LEVELS = ("sequence", "token")
+#: Settings that are a number or one of these names.
+NAMES = {
+    "rho": ("auto",),
+    "beta": BETA_NAMES,
+    "calibrate": ("off", "holdout"),
+    "forget_until": ("off", *SOURCES),
+}
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -52,8 +62,11 @@ class MethodArguments:
     retain_loss: str = field(default="nll", metadata=_help("L_r, lowered: nll, kl or a registered name."))
 
     # -- the surrogate --------------------------------------------------------------------------
-    rho: float = field(default=0.4, metadata=_help("Perturbation radius ρ."))
+    rho: NameOrNumber = field(default=0.4, metadata=_help("Perturbation radius ρ, or auto: as rho_share says."))
     rho_schedule: str = field(default="constant", metadata=_help("ρ over the run: constant or cosine."))
+    rho_share: float = field(
+        default=0.1, metadata=_help("rho auto: rise of the retain loss at w+δ to aim at, as a share of it.")
+    )
     jacobian: str = _option("jacobian")
     components: str = _option("components")
     tau: float = _option("tau")
@@ -63,6 +76,8 @@ class MethodArguments:
     protect_rank: int | None = _option("protect_rank")
     include_mean: bool = _option("include_mean")
     metric: str = _option("metric")
+    protect: str = _option("protect")
+    memory_decay: float = _option("memory_decay")
 
     # -- the amplification ----------------------------------------------------------------------
     beta: NameOrNumber = field(default="tied", metadata=_help("Amplification β: tied (η/ρ), two_phase or a number."))
@@ -81,6 +96,26 @@ class MethodArguments:
     )
     calibrate_margin: float = field(default=1.0, metadata=_help("Loss gap at which the calibrated pull is full."))
     calibrate_every: int = field(default=1, metadata=_help("Steps between measurements of the held-out loss."))
+
+    # -- how deep to forget ---------------------------------------------------------------------
+    forget_until: NameOrNumber = field(
+        default="off",
+        metadata=_help("Leave a forget sample alone once its loss reaches: off, holdout, base, alternates, or a loss."),
+    )
+    forget_margin: float = field(default=1.0, metadata=_help("Distance from it at which a sample has full weight."))
+    forget_level: str = field(
+        default="sequence", metadata=_help("Whether whole answers or single tokens reach it: sequence or token.")
+    )
+    forget_draw: bool = field(
+        default=True, metadata=_help("holdout: one loss drawn for each sample; false takes their mean for all.")
+    )
+
+    # -- a budget for what is kept ---------------------------------------------------------------
+    budget: float | None = field(
+        default=None, metadata=_help("Largest relative rise of the loss on budget data, e.g. 0.02; none is no limit.")
+    )
+    budget_every: int = field(default=10, metadata=_help("Steps between looks at the budget data."))
+    budget_tries: int = field(default=3, metadata=_help("How often the run goes back before it stops."))
 
     # -- baselines ------------------------------------------------------------------------------
     forget_weight: float = _option("forget_weight")
@@ -110,7 +145,7 @@ class MethodArguments:
         """Raise one clear error for the first setting that cannot work."""
         self._coerce()
         self.rule()
-        self.rho_at(0, 1)
+        self._check_radius()
         self.beta_schedule()
         self.amplifier(None if self.amplify != "auto" else "direct")
         for role in ("forget", "retain"):
@@ -121,6 +156,8 @@ class MethodArguments:
         if self.reduction not in self.reductions:
             raise unknown("reduction", self.reduction, self.reductions)
         self._check_calibration()
+        self._check_depth()
+        self._check_budget()
 
     def _coerce(self) -> None:
         kind: Any = type(self)
@@ -128,10 +165,10 @@ class MethodArguments:
             if name not in ("beta", "calibrate") and name in self.__dict__:
                 setattr(self, name, coerce(name, getattr(self, name), hint))
         # Flags and YAML 1.1 hand over numbers as text ("0.2", "1e-3").
-        for name in ("beta", "calibrate"):
+        for name, names in NAMES.items():
             value = getattr(self, name)
-            if name == "calibrate" and (value is False or value == "no"):  # YAML reads a bare off as a boolean
-                value = "off"
+            if "off" in names and (value is False or value == "no"):
+                value = "off"  # YAML reads a bare off as a boolean
             if isinstance(value, bool):
                 value = str(value).lower()
             if isinstance(value, str):
@@ -140,6 +177,23 @@ class MethodArguments:
                 except ValueError:
                     pass
             setattr(self, name, value)
+
+    def _check_radius(self) -> None:
+        if not isinstance(self.rho, str):
+            RhoSchedule(self.rho, self.rho_schedule)
+            return
+        if self.rho != "auto":
+            raise ConfigError(f"rho={self.rho!r} is not understood: give a positive number such as 0.4, or 'auto'.")
+        AutoRadius(self.rho_share)
+        if self.rho_schedule != "constant":
+            raise ConfigError(
+                f"rho='auto' finds ρ at every step, so rho_schedule={self.rho_schedule!r} has no meaning."
+            )
+        if self.rule().surrogate != "retain" or not self.rule().perturbs:
+            raise ConfigError(
+                f"rho='auto' is measured by the retain loss at w+δ, which method={self.method!r} does not compute: "
+                "give a number."
+            )
 
     def _check_calibration(self) -> None:
         if isinstance(self.calibrate, str) and self.calibrate not in ("off", "holdout"):
@@ -159,6 +213,47 @@ class MethodArguments:
                 f"method={self.method!r} has no pull to calibrate: set calibrate='off', or use one of {pulling}."
             )
 
+    def _check_depth(self) -> None:
+        until = self.forget_until
+        if isinstance(until, str) and until not in ("off", *SOURCES):
+            raise ConfigError(
+                f"forget_until={until!r} is not understood: give 'off', {', '.join(map(repr, SOURCES))}, or a loss per "
+                "token such as 2.5."
+            )
+        if until == "off":
+            return
+        if not isinstance(until, str) and not (isfinite(until) and until > 0.0):
+            raise ConfigError(f"forget_until={until!r} is no loss to reach: give a positive number such as 2.5.")
+        if not (self.forget_margin > 0.0 and isfinite(self.forget_margin)):
+            raise ConfigError(
+                f"forget_margin={self.forget_margin!r} must be positive: it is the distance from the target at which a "
+                "sample has full weight."
+            )
+        if self.forget_level not in LEVELS:
+            raise unknown("forget_level", self.forget_level, LEVELS)
+        if self.forget_level == "token" and until == "alternates":
+            raise ConfigError(
+                "forget_level='token' needs a target for every token, and alternate answers have others: "
+                "use 'holdout', 'base' or a number, or forget_level='sequence'."
+            )
+        if self.loss("forget").reference == "activations":
+            raise ConfigError("forget_until bounds the loss of answers, and representation level has none: set 'off'.")
+        if "forget" not in self.rule().passes:
+            raise ConfigError(f"method={self.method!r} forgets nothing, so forget_until has no meaning: set 'off'.")
+
+    def _check_budget(self) -> None:
+        if self.budget is None:
+            return
+        if not (self.budget > 0.0 and isfinite(self.budget)):
+            raise ConfigError(
+                f"budget={self.budget!r} is exceeded from the start: give how far the loss may rise, e.g. 0.02 for 2 %."
+            )
+        for name, least in (("budget_every", 1), ("budget_tries", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be at least {least}.")
+        if self.loss("forget").reference == "activations":
+            raise ConfigError("budget bounds the loss of answers, which representation level does not compute.")
+
     # -- the objects these settings describe ----------------------------------------------------
 
     def rule(self) -> BaseRule:
@@ -175,8 +270,8 @@ class MethodArguments:
         return resolve(mode or self.amplify, self.beta, self.kappa, optimizer, alone=alone)
 
     def rho_at(self, step: int, total: int) -> float:
-        """ρ_t."""
-        return RhoSchedule(self.rho, self.rho_schedule).at(step, total)
+        """ρ_t, where it is a number."""
+        return RhoSchedule(float(self.rho), self.rho_schedule).at(step, total)
 
     def beta_schedule(self) -> BetaSchedule:
         """β_t."""
@@ -184,8 +279,8 @@ class MethodArguments:
 
     def step_settings(self) -> dict[str, Any]:
         """The arguments of :class:`~rosu_llm.UnlearningStep`."""
-        names = ("method", "rho", "rho_schedule", "beta", "beta_start", "beta_high", "beta_low", "beta_warmup_ratio")
-        return {name: getattr(self, name) for name in (*names, "amplify", "kappa", *OPTIONS)}
+        names = "method rho rho_schedule rho_share beta beta_start beta_high beta_low beta_warmup_ratio amplify kappa"
+        return {name: getattr(self, name) for name in (*names.split(), *OPTIONS)}
 
     def method_dict(self) -> dict[str, Any]:
         """The method's settings alone, for model cards and result files."""

@@ -45,6 +45,8 @@ def model_card(
     ]
     if settings.get("calibrate", "off") != "off":
         lines += ["", "The amplification was **calibrated**; this is not part of the paper's protocol."]
+    if settings.get("forget_until", "off") != "off":
+        lines += ["", "How deep to forget was **bounded**; this is not part of the paper's protocol."]
     lines += ["", _report_block(_PLACEHOLDER)]
     lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
     lines += [f"| `{key}` | `{value}` |" for key, value in settings.items()]

@@ -11,11 +11,11 @@ optimizer's step, so a step that is skipped (fp16 overflow) pulls nothing.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -26,30 +26,30 @@ from transformers import Trainer, TrainerCallback
 
 from ..compat import dtype_argument, load_causal_model, transformers_is
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
-from ..errors import ConfigError, DataError, EmptyUpdateError
+from ..errors import ConfigError, EmptyUpdateError
 from ..space import ParameterSpace
 from ..space.select import select_space
-from ..step import Calibration, Closure, Outcome, UnlearningStep, over_steps
+from ..step import Closure, Outcome, UnlearningStep, over_steps
 from .adapter import add_adapter
-from .checkpoints import STATE_FILE, Saving, resolve_resume
+from .checkpoints import Saving, resolve_resume
 from .checks import (
     check_handed_over,
     check_model,
     check_optimizer,
     check_room,
     check_second_derivatives,
-    paired_sets,
 )
 from .config import MethodArguments, ROSUConfig
+from .depth import check_base
 from .layout import check_layout, compute_dtype
+from .measuring import Measuring
 from .paired_evaluation import PairedEvaluation
 from .per_sample import Ranks, sample_closures
 from .precision import prepare_precision
 from .preemption import stopping_on_signals, without_jit_checkpoint
 from .preflight import Preflight, preflight
-from .references import References
 from .supported import check_training_arguments
-from .window import WindowLoss, check_batch, mean_nll
+from .window import WindowLoss, check_batch
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +81,16 @@ class _EpochPairing(TrainerCallback):
         self._dataset.set_epoch(int(state.epoch or 0))
 
 
-class ROSUMixin(PairedEvaluation, Saving):
+class ROSUMixin(Measuring, PairedEvaluation, Saving):
     """The unlearning step as a mixin over ``transformers.Trainer``.
 
     Args:
         method_args: the method's parameters; taken from ``args`` when that is a ``ROSUConfig``.
-        holdout_dataset: never-trained samples of the same kind, for ``calibrate="holdout"``.
+        holdout_dataset: never-trained samples of the same kind, for ``calibrate`` and ``forget_until="holdout"``.
+        alternates_dataset: for each forget sample a list of samples with other answers to its question, for
+            ``forget_until="alternates"``.
+        budget_dataset: samples that take no part in training, for ``budget``.
+        base_model: the model before it learned the forget samples, or its name, for ``forget_until="base"``.
         peft_config: wrap the model in this adapter first.
         tokenizer, processing_class: either name is accepted, whatever the installed version calls it.
 
@@ -108,16 +112,22 @@ class ROSUMixin(PairedEvaluation, Saving):
         *rest: Any,
         method_args: MethodArguments | None = None,
         holdout_dataset: Any = None,
+        alternates_dataset: Any = None,
+        budget_dataset: Any = None,
+        base_model: Any = None,
         peft_config: Any = None,
         **kwargs: Any,
     ) -> None:
         args, settings = self._take_settings(args, method_args)
         check_training_arguments(args)
         check_handed_over(kwargs, persistent=bool(getattr(args, "dataloader_persistent_workers", False)))
-        self._check_data(kwargs.get("train_dataset"), holdout_dataset, kwargs.get("model_init"))
-        self._holdout = holdout_dataset
+        self._holdout, self._alternates, self._base_model = holdout_dataset, alternates_dataset, base_model
+        self._budget_data = budget_dataset
+        self._check_data(kwargs.get("train_dataset"), kwargs.get("model_init"))
         if isinstance(model, str):
             model = load_causal_model(model, **dtype_argument(torch.float32))
+        if settings.forget_until == "base":
+            check_base(base_model, model)
         if model is not None:
             model = self._prepare_model(model, args, peft_config)
         elif kwargs.get("model_init") is not None:
@@ -138,8 +148,7 @@ class ROSUMixin(PairedEvaluation, Saving):
         self._no_empty_update = _NoEmptyUpdate()
         self.add_callback(self._no_empty_update)
 
-        self._references = References(settings, self.model, self.layout)
-        self._calibration = self._build_calibration()
+        self._build_measurements()
         self._step: UnlearningStep | None = None
         self._pull_hook: Any = None
         self.preflight: Preflight | None = None
@@ -176,20 +185,6 @@ class ROSUMixin(PairedEvaluation, Saving):
         upcast = self.method_args.upcast and not deepspeed
         prepare_precision(model, upcast=upcast, autocast=bool(getattr(args, "bf16", False)))
 
-    def _check_data(self, train_dataset: Any, holdout: Any, model_init: Any) -> None:
-        if model_init is not None and self.method_args.retain_loss == "kl":
-            raise ConfigError("retain_loss='kl' needs the initial model: pass model=… instead of model_init=….")
-        if hasattr(train_dataset, "__len__") and len(train_dataset) == 0:
-            raise DataError("train_dataset is empty: there is nothing to unlearn.")
-        if self.method_args.calibrate == "holdout":
-            if holdout is None:
-                raise DataError(
-                    "calibrate='holdout' needs never-trained samples of the same kind: pass holdout_dataset=…, "
-                    "or a target loss such as calibrate=2.5."
-                )
-            if len(holdout) == 0:
-                raise DataError("holdout_dataset is empty: calibrate='holdout' has nothing to measure.")
-
     def _check_samples(self) -> None:
         """Refuse more protected samples than a window has; a shorter one at the end of an epoch takes what it has."""
         wanted = self.method_args.rule().samples
@@ -200,45 +195,6 @@ class ROSUMixin(PairedEvaluation, Saving):
                 f"protect_rank={wanted} is larger than the retain window, which has {size} samples (batch size {each} "
                 f"× accumulation {steps} × processes {world}): lower protect_rank, or enlarge the window."
             )
-
-    def _check_indexable(self) -> None:
-        if not hasattr(self.train_dataset, "__getitem__") or not hasattr(self.train_dataset, "__len__"):
-            raise DataError(
-                f"forget_loss={self.method_args.forget_loss!r} computes reference values up front and needs a data set "
-                "with a length; use nll or simnpo for streamed data."
-            )
-
-    # -- references and calibration -------------------------------------------------------------
-
-    def _build_calibration(self) -> Calibration | None:
-        settings = self.method_args
-        if settings.calibrate == "off":
-            return None
-        return Calibration(
-            self._holdout_nll if settings.calibrate == "holdout" else float(settings.calibrate),
-            margin=settings.calibrate_margin,
-            every=settings.calibrate_every,
-            forget_loss=self._forget_nll,
-        )
-
-    def _holdout_nll(self) -> float:
-        return self._mean_nll(self._batches(self._holdout))
-
-    def _forget_nll(self, losses: Mapping[str, float]) -> float:
-        """The forget loss on the scale of the target: mean answer-token NLL."""
-        if self.method_args.forget_loss == "nll" and self.method_args.reduction == "window_tokens":
-            return losses["forget"]
-        return self._mean_nll(b["forget"] for b in self._window)
-
-    def _mean_nll(self, batches: Iterable[Mapping[str, Any]]) -> float:
-        return mean_nll(self.model_wrapped, batches, self.compute_loss_context_manager, self.mean_over_ranks)
-
-    def _batches(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
-        """The data set in order, collated and on the device."""
-        size = self.args.per_device_train_batch_size
-        for start in range(0, len(dataset), size):
-            items = [dataset[i] for i in range(start, min(start + size, len(dataset)))]
-            yield self._prepare_inputs(self.data_collator(items))
 
     def to_device(self, batch: Any) -> Any:
         """A collated batch where the model is."""
@@ -252,13 +208,6 @@ class ROSUMixin(PairedEvaluation, Saving):
         if self.args.should_save:
             check_room(Path(self.args.output_dir), self.model)
 
-    def compute_references(self, model: nn.Module) -> None:
-        """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""
-        with self.compute_loss_context_manager():
-            sets = [self.train_dataset, *paired_sets(self.eval_dataset)]
-            batches = (batch for each in sets for batch in self._batches(each))
-            self._references.compute(model, lambda: (b["forget"] for b in batches if "forget" in b))
-
     # -- training -------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -266,21 +215,19 @@ class ROSUMixin(PairedEvaluation, Saving):
         checkpoint = resolve_resume(resume_from_checkpoint, self.args.output_dir)
         self._window.clear()
         self._release()
-        self._references.restart(checkpoint, new_model=self.model_init is not None)
-        if self._references.needs_logprobs and checkpoint is None:
-            self._check_indexable()
-        self._metrics.clear()
-        if checkpoint is not None:
-            state = Path(checkpoint) / STATE_FILE
-            known = json.loads(state.read_text()) if state.is_file() else {}
-            self._metrics.update(known.get("since_last_log", {}))
-            if self._calibration is not None:
-                self._calibration.target = known.get("calibrate_target", self._calibration.target)
+        self._restart(checkpoint)
         try:
             with stopping_on_signals(self) if self.stops_on_signals else nullcontext():
-                return super().train(checkpoint, *args, **kwargs)
+                result = super().train(checkpoint, *args, **kwargs)
         finally:
             self._release()
+        if self._window:  # transformers 4.51 where an epoch is shorter than a window, for any trainer
+            raise EmptyUpdateError(
+                f"Trainer ended with {len(self._window)} micro-batches that no step was made of: an epoch has fewer "
+                f"than gradient_accumulation_steps={self.args.gradient_accumulation_steps}. Lower that or the batch "
+                "size."
+            )
+        return result
 
     def _release(self) -> None:
         if self._step is not None:
@@ -319,15 +266,24 @@ class ROSUMixin(PairedEvaluation, Saving):
 
     def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
         step = self._step or self._build_step(model)
+        if self._budget is not None:
+            self._budget.begin(step)
         self.compute_references(model)
+        losses = {part: self.window_loss(part) for part in step.rule.passes}
+        if self._bound is not None:
+            self._measure_targets(model, self._bound)
+            losses["forget"] = replace(losses["forget"], depth=self._bound.depth)
         longest = self._longest_window(len(batches))
         window = {
-            part: self.window_loss(part).closures(model, [b[part] for b in batches], part, longest)
-            for part in step.rule.passes
+            part: loss.closures(model, [b[part] for b in batches], part, longest) for part, loss in losses.items()
         }
         samples = self._sample_closures(model, batches, longest) if step.rule.samples else []
-        outcome = step.compute(window, samples, step=self.state.global_step, total=self.state.max_steps)
+        outcome = step.compute(
+            window, samples, step=self.state.global_step, total=self.state.max_steps, remaining=self._remaining()
+        )
         self._add_metrics(step.logs(outcome))
+        if self._bound is not None:
+            self._add_metrics(self._bound.depth.logs(self.mean_over_ranks))
         if self.layout == "zero" and step.space.step(self.raw_optimizer()):
             self._after_optimizer_step()
         return outcome
@@ -385,6 +341,7 @@ class ROSUMixin(PairedEvaluation, Saving):
             mean_over_ranks=self.mean_over_ranks,
             loss_scaling=self.accelerator.mixed_precision == "fp16",
         )
+        self._restore_step(step)
         if self.layout != "zero":  # there the engine steps, group by group, and the pull follows the whole step
             self._pull_hook = optimizer.register_step_post_hook(self._after_optimizer_step)
         self.preflight = preflight(self.model, step.rule, optimizer, self._reference_bytes())

@@ -8,7 +8,7 @@ Reductions are part of the algorithm here, because α = ρ/‖q‖ depends on th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from ..errors import DataError
 from ..losses import COUNT, LossContext, LossSpec, logits_of, token_nll
+from ..losses.depth import Depth
+from ..losses.reference import evaluating
 from ..step import Closure
 
 PARTS = ("forget", "retain")
@@ -49,6 +51,7 @@ class WindowLoss:
         reduction: ``window_tokens`` or ``micro_mean``.
         forward_context: entered around every forward (autocast).
         mean_over_ranks: averages a small tensor over processes.
+        depth: bounds how far each sample is raised.
     """
 
     spec: LossSpec
@@ -56,6 +59,7 @@ class WindowLoss:
     reduction: str
     forward_context: Callable[[], AbstractContextManager[Any]]
     mean_over_ranks: Callable[[Tensor], Tensor]
+    depth: Depth | None = None
 
     def closures(
         self, model: nn.Module, batches: Sequence[Mapping[str, Any]], part: str, count: int | None = None
@@ -83,9 +87,10 @@ class WindowLoss:
 
     def share(self, model: nn.Module, batch: Mapping[str, Any], weight: float) -> Closure:
         """The batch's sum over its units, times ``weight``."""
+        gate = self.depth.gate(batch) if self.depth is not None and weight else None
 
         def closure() -> Tensor:
-            with self.forward_context():
+            with self.forward_context(), gate.on(model) if gate else nullcontext():
                 return self.spec.function(model, batch, self.context) * weight
 
         return closure
@@ -105,14 +110,10 @@ def mean_nll(
         mean_over_ranks: averages a small tensor over processes, so that replicas agree to the bit.
     """
     total, count = 0.0, 0.0
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for batch in batches:
             with forward_context():
                 total += float(token_nll(logits_of(model, batch), batch["labels"]).double().sum())
             count += float(COUNT["token"](batch))
-    finally:
-        model.train(training)
     summed, counted = mean_over_ranks(torch.tensor([total, count], dtype=torch.float64)).tolist()
     return float(summed / counted) if counted else float("nan")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from rosu_llm.errors import ConfigError, DataError, EmptyUpdateError
+from rosu_llm.errors import ConfigError, DataError
+from rosu_llm.openunlearning.arguments import read_method_args
+from rosu_llm.openunlearning.bridge import check_unseen
 from rosu_llm.openunlearning.registration import TRAINERS, Deferred, offer, register, trainer_module
 from tests.openunlearning.standin_run import build
 
@@ -66,7 +69,7 @@ def test_a_taken_name_is_an_error_only_for_who_asks(checkout: SimpleNamespace) -
     [
         ("+trainer.method_args.rhoo=1", r"Unknown method_args of trainer=ROSU 'rhoo'.*Did you mean 'rho'\?"),
         ("+trainer.method_args.gamma=1", "what other trainers call gamma is 'forget_weight' here"),
-        ("trainer.method_args.rho=large", "rho='large' cannot be read as float"),
+        ("trainer.method_args.rho=large", "rho='large' is not understood: give a positive number"),
         ("trainer.method_args.forget_loss=npoo", "Unknown forget_loss 'npoo'.*Did you mean 'npo'"),
         ("trainer.method_args.calibrate=holdout", "calibrate=holdout needs never-trained samples"),
         ("trainer.method_args.holdout_data=holdout10", "must be a data set as in configs/data/datasets"),
@@ -223,13 +226,15 @@ def test_a_folder_with_a_model_is_not_replaced_silently(
     assert "will save no checkpoint to resume from" in caplog.text
 
 
-def test_a_training_without_a_step_is_an_error(
-    checkout: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in transformers 4.51 with two micro-batches and an accumulation of three; other versions make the step."""
-    from transformers import Trainer
-
-    trainer = build(checkout, tmp_path, "trainer=ROSU")
-    monkeypatch.setattr(Trainer, "train", lambda *args, **kwargs: None)
-    with pytest.raises(EmptyUpdateError, match="gradient_accumulation_steps=2"):
-        trainer.train()
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"forget_until": "holdout"}, "forget_until=holdout needs never-trained samples"),
+        ({"forget_until": "base"}, "forget_until=base needs a model or answers"),
+        ({"budget": 0.1}, "budget=0.1 needs data"),
+    ],
+)
+def test_settings_that_measure_on_data_which_is_not_there(settings: dict[str, Any], message: str) -> None:
+    arguments = read_method_args("ROSU", settings)
+    with pytest.raises(ConfigError, match=message):
+        check_unseen(arguments, None)

@@ -160,8 +160,8 @@ def test_not_resuming_can_be_said_in_a_flag(text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("rho", "abc"),
-        ("rho", ""),
+        ("kappa", "abc"),
+        ("kappa", ""),
         ("calibrate_every", "1.5"),
         ("upcast", "maybe"),
         ("max_length", "none"),

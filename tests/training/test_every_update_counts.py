@@ -97,3 +97,13 @@ def test_the_update_of_a_short_epoch_is_that_of_its_whole_window(tmp_path: Path)
     short.train()
     whole.train()
     assert torch.equal(flat(short.model.parameters()), flat(whole.model.parameters()))
+
+
+def test_batches_that_no_step_was_made_of_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in transformers 4.51 with two micro-batches and an accumulation of three; other versions make the step."""
+    from transformers import Trainer
+
+    made, _ = trainer(tmp_path, 4, 4, 1)
+    monkeypatch.setattr(Trainer, "train", lambda self, *_, **__: self._window.extend([{}, {}]))
+    with pytest.raises(EmptyUpdateError, match=r"2 micro-batches that no step .* gradient_accumulation_steps=4"):
+        made.train()

@@ -17,6 +17,7 @@ from ...recipes.prepare import Loaded, assemble, load
 from ...recipes.run import instead_of_training
 from ...recipes.settings import WITHOUT_OUTPUT, Recipe, build
 from ...training.layout import compute_dtype
+from ...training.presets import WITHOUT_UNSEEN
 from ...training.trainer import ROSUMixin
 from ...training.window import PARTS
 from .diagnosis import Diagnosis
@@ -24,7 +25,7 @@ from .measure import measure_windows
 from .pairs import CouplingPlan, PairWindows
 
 #: Settings of a run that do not apply to a diagnosis: it takes no step, writes no checkpoint and fades no pull.
-REPLACED: dict[str, Any] = {**WITHOUT_OUTPUT, "max_steps": 1, "calibrate": "off"}
+REPLACED: dict[str, Any] = {**WITHOUT_OUTPUT, **WITHOUT_UNSEEN, "max_steps": 1}
 
 
 def diagnosis_recipe(values: Mapping[str, Any], out: Path | None = None) -> Recipe:
@@ -50,7 +51,7 @@ def diagnose(recipe: Recipe, asked: Mapping[str, Any], loaded: Loaded | None = N
         "forget_batch_size": window,
         "retain_batch_size": window * arguments.retain_per_forget,
         "micro_batch_size": config.train_batch_size,
-        "rho": config.rho,
+        "rho": None if isinstance(config.rho, str) else config.rho,
         "seed": config.seed,
     }
     plan = CouplingPlan(**{**follows, **{key: value for key, value in asked.items() if value is not None}})

@@ -23,6 +23,7 @@ from ...recipes.prepare import Prepared, prepare
 from ...recipes.run import instead_of_training
 from ...recipes.settings import WITHOUT_OUTPUT, Recipe, build
 from ...training.preflight import preflight
+from ...training.presets import WITHOUT_UNSEEN
 from ...training.window import PARTS
 from .gradients import Progress, choose_route, pair_source
 from .pairs import PairStore, cells, pair_error, stored_conditions
@@ -80,7 +81,7 @@ def audit_orthogonality(
         forget_batch_size: samples in a forget mini-batch; None for the recipe's window.
         per_sample: ``auto``, ``yes`` or ``no``: compute all per-sample gradients once and keep them.
     """
-    own = {"calibrate": "off", "holdout_data": None, "output_dir": str(out)}
+    own = {**WITHOUT_UNSEEN, "holdout_data": None, "output_dir": str(out)}
     recipe = build({**values, **WITHOUT_OUTPUT, **own})
     _check(recipe)
     config = recipe.config

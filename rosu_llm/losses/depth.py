@@ -1,0 +1,122 @@
+"""Raise every forget sample only so far: bounded forgetting, for any loss.
+
+The gradient of a sample is weighted by clip((T − ℓ)/margin, 0, 1): ℓ is the negative log-likelihood of its answer now,
+per token, and T what it should become. What is as unlikely as data never seen is left alone, and taken up again if it
+comes back. The weight multiplies the gradient where it enters the logits, so every loss that reads them is bounded
+alike. It is taken at the first pass of a step and stays through the others; no gradient goes through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .language import answer_mask, token_nll
+from .registry import Batch
+
+#: T of every row, or of every position that predicts a token, for a batch.
+Targets = Callable[[Batch], Tensor]
+
+
+def sample_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean −log p of each row's answer tokens."""
+    return token_nll(logits, labels).sum(-1) / answer_mask(labels).sum(-1).clamp(min=1)
+
+
+class Depth:
+    """How deep the forget samples are, and what weight that gives them.
+
+    Args:
+        targets: T per row (shape [batch]), or per predicting position (shape [batch, length − 1]).
+        margin: distance from T at which a sample has its full weight.
+    """
+
+    def __init__(self, targets: Targets, margin: float) -> None:
+        self._targets, self._margin = targets, margin
+        #: The mean weight of the first step, which a resumed run must know.
+        self.start: float | None = None
+        self._seen = torch.zeros(5, dtype=torch.float64)
+
+    def gate(self, batch: Batch) -> Gate:
+        """The weights of one batch, for all passes of a step."""
+        return Gate(self, batch)
+
+    @torch.no_grad()
+    def weigh(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The weight of every row or position, and a note of it for the logs."""
+        mask = answer_mask(batch["labels"])
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        targets = self._targets(batch).to(wide)
+        if targets.dim() == 1:
+            now, counted = sample_nll(wide, batch["labels"]), mask.any(-1)
+        else:
+            now, counted = token_nll(wide, batch["labels"]), mask
+        weights = ((targets - now) / self._margin).clamp(0.0, 1.0) * counted
+        found = (counted, weights, counted & (weights == 0.0), targets * counted, now * counted)
+        self._seen += torch.stack([part.double().sum() for part in found]).cpu()
+        return weights
+
+    def remaining(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> float:
+        """How much is left to forget: the mean weight of this step's batches over that of the first step's."""
+        count, weight = mean_over_ranks(self._seen[:2]).tolist()
+        mean = float(weight / count) if count else 0.0
+        if self.start is None:
+            self.start = mean
+        return min(1.0, mean / self.start) if self.start > 0.0 else 0.0
+
+    def logs(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """Means over what was weighed since the last call, over all processes."""
+        count, weight, reached, target, loss = mean_over_ranks(self._seen).tolist()
+        self._seen = torch.zeros(5, dtype=torch.float64)
+        if not count:
+            return {}
+        means = {"remaining": weight, "reached": reached, "target": target, "loss": loss}
+        return {f"depth/{name}": value / count for name, value in means.items()}
+
+
+class Gate:
+    """The weights of one batch: measured at its first forward, applied at every one."""
+
+    def __init__(self, depth: Depth, batch: Batch) -> None:
+        self._depth, self._batch = depth, batch
+        self._weights: Tensor | None = None
+
+    @contextlib.contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Weigh the gradient of every forward of this batch inside."""
+        handle = model.register_forward_hook(self._after, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+        if self._weights is None:
+            raise ConfigError(
+                "forget_until bounds losses that call model(input_ids=batch['input_ids'], …) and read .logits; this "
+                "forget_loss did not. Set forget_until='off', or change the loss."
+            )
+
+    def _after(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        if named.get("input_ids") is not self._batch["input_ids"]:
+            return  # other rows, such as alternate answers
+        logits: Tensor = output.logits
+        if self._weights is None:
+            self._weights = self._depth.weigh(logits.detach(), self._batch)
+        weights = self._weights
+        if weights.dim() == 1:
+            weights = weights[:, None]
+        else:  # the last position predicts nothing
+            weights = torch.nn.functional.pad(weights, (0, logits.shape[1] - weights.shape[1]))
+        if not logits.requires_grad:
+            return
+
+        def weigh(gradient: Tensor) -> Tensor:
+            # Once: a Hessian product sends second derivatives the same way, and those are of the loss, not of w.
+            handle.remove()
+            return gradient * weights[..., None].to(gradient.dtype)
+
+        handle = logits.register_hook(weigh)

@@ -1,0 +1,155 @@
+"""A budget for what is to be kept: where it is exceeded the run goes back, pulls less, and goes on.
+
+Every so many steps the loss of data that takes no part in training is measured. Inside the budget the weights and the
+optimizer's state are noted; outside they return to the last note, and from then on first the pull and then the
+learning rate is halved. After a number of such returns the run stops with the noted weights. The note travels with the
+checkpoints, so that a resumed run returns to the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import TrainerCallback
+
+from ..errors import DataError
+from ..step import UnlearningStep
+from .config import MethodArguments
+
+logger = logging.getLogger(__name__)
+
+#: One file for each process that holds a part of its own.
+NOTE_FILE = "rosu_budget_{rank}.safetensors"
+
+
+class Budget(TrainerCallback):
+    """Watches one run.
+
+    Args:
+        settings: ``budget`` and what belongs to it.
+        measure: the loss of the budget data under the weights the model has now.
+        log: takes values to be logged.
+    """
+
+    def __init__(
+        self, settings: MethodArguments, measure: Callable[[], float], log: Callable[[Mapping[str, float]], None]
+    ) -> None:
+        self._settings, self._measure, self._log = settings, measure, log
+        self._step: UnlearningStep | None = None
+        self._note: dict[str, Tensor] = {}
+        self.initial: float | None = None
+        self.returns = 0
+        self.noted_at = 0
+
+    def begin(self, step: UnlearningStep) -> None:
+        """Before the first step of a run or of its continuation."""
+        if self._step is step:
+            return
+        self._step = step
+        if self.initial is None:
+            self.initial = self._measure()
+            if not isfinite(self.initial):
+                raise DataError(
+                    f"The loss of the budget data is {self.initial} before the first step: check that it has answers."
+                )
+            self._take_note(0)
+        step.pull_scale = 0.5 ** ((self.returns + 1) // 2)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Look at the budget data if it is due."""
+        if state.global_step % self._settings.budget_every or self._step is None:
+            return control
+        assert self.initial is not None
+        assert self._settings.budget is not None
+        loss = self._measure()
+        rise = loss / self.initial - 1.0
+        self._log({"budget/loss": loss, "budget/rise": rise, "budget/returns": float(self.returns)})
+        if rise <= self._settings.budget:
+            self._take_note(state.global_step)
+            return control
+        self.returns += 1
+        self._go_back()
+        where = f"step {state.global_step}: the budget loss rose by {rise:.1%}, back to step {self.noted_at}"
+        if self.returns > self._settings.budget_tries:
+            logger.warning("%s, and stop: the budget was exceeded %d times.", where, self.returns)
+            control.should_training_stop = True
+            return control
+        if self.returns % 2 and self._step.rule.pulls:
+            self._step.pull_scale *= 0.5
+            logger.warning("%s; the pull is now %g of what it was.", where, self._step.pull_scale)
+        else:
+            halve_learning_rate(self._step.optimizer, kwargs.get("lr_scheduler"))
+            logger.warning("%s; the learning rate is halved.", where)
+        return control
+
+    def _take_note(self, at: int) -> None:
+        assert self._step is not None
+        self._note = {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
+        self.noted_at = at
+
+    @torch.no_grad()
+    def _go_back(self) -> None:
+        assert self._step is not None
+        state = self._step.optimizer.state
+        if not any(name.startswith("state.") for name in self._note):
+            state.clear()
+        for name, value in self._tensors().items():
+            value.copy_(self._note[name])
+        self._step.space.weights_changed()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything an update changes, by name: the weights and the optimizer's state, as this process holds them."""
+        assert self._step is not None
+        found = {f"weight.{i}": w for i, w in enumerate(self._step.space.weights())}
+        for i, own in enumerate(self._step.optimizer.state.values()):
+            for name, value in own.items():
+                if isinstance(value, Tensor):
+                    found[f"state.{i}.{name}"] = value.to_local() if hasattr(value, "to_local") else value
+        return found
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint says of it, beside the note."""
+        return {"initial": self.initial, "returns": self.returns, "noted_at": self.noted_at}
+
+    def save(self, folder: Path, rank: int) -> None:
+        """Write the note of this process."""
+        whole = {name: value.contiguous() for name, value in self._note.items()}
+        save_file(whole, folder / NOTE_FILE.format(rank=rank))
+
+    def restart(self, known: Mapping[str, Any] | None, checkpoint: Path | None, rank: int) -> None:
+        """Forget everything, or take what a checkpoint holds."""
+        self._step, self._note = None, {}
+        self.initial, self.returns, self.noted_at = None, 0, 0
+        if known is not None and checkpoint is not None:
+            self.initial, self.returns, self.noted_at = known["initial"], known["returns"], known["noted_at"]
+            self._note = load_file(checkpoint / NOTE_FILE.format(rank=rank))
+
+
+def check_budget_data(samples: Any) -> None:
+    """Raise if there is too little to measure the budget on."""
+    count = 0 if samples is None else len(samples)
+    if count < 2:
+        raise DataError(
+            f"budget needs samples that take no part in training, and {count or 'none'} were given: pass "
+            "budget_dataset=… with at least 2, better 50."
+        )
+
+
+def halve_learning_rate(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+    """From the next step on, whatever the schedule."""
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+        if "initial_lr" in group:
+            group["initial_lr"] *= 0.5
+    scheduler = getattr(scheduler, "scheduler", scheduler)  # accelerate's wrapper
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs = [0.5 * rate for rate in scheduler.base_lrs]

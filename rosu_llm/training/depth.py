@@ -1,0 +1,239 @@
+"""Where the targets of bounded forgetting come from (``forget_until``).
+
+``holdout``: the losses of never-trained samples of the same kind, one drawn for each forget sample so that the
+distributions match, or their mean. ``base``: the loss of the sample itself under the model as it was before it learned
+the data. ``alternates``: that of wrong answers to the same question. A number: itself. All are computed once, before
+the first step, and travel with the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..compat import dtype_argument, load_causal_model
+from ..errors import ConfigError, DataError, one_line
+from ..losses.depth import Depth, sample_nll
+from ..losses.language import IGNORE, answer_mask, logits_of, token_nll
+from ..losses.reference import SampleValues, evaluating, sample_keys
+from ..losses.registry import Batch
+from .config import MethodArguments
+
+TARGETS_FILE = "rosu_targets.safetensors"
+#: How many similar held-out samples stand for one forget sample.
+NEIGHBOURS = 5
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What the targets may be measured on.
+
+    Attributes:
+        forget: the forget samples, in batches.
+        holdout: never-trained samples, in batches.
+        alternates: for each forget sample, in order, a batch of other answers to its question.
+        base: the model before it learned the forget samples.
+    """
+
+    forget: Callable[[], Iterable[Batch]]
+    holdout: Callable[[], Iterable[Batch]] | None = None
+    alternates: Callable[[], Iterable[Batch]] | None = None
+    base: Callable[[], nn.Module] | None = None
+
+
+class Bound:
+    """Bounded forgetting in one run: its targets, and what they make of a batch.
+
+    Args:
+        settings: ``forget_until`` and what belongs to it; not ``off``.
+        seed: of the draw.
+    """
+
+    def __init__(self, settings: MethodArguments, seed: int) -> None:
+        self._settings, self._seed = settings, seed
+        self.targets = SampleValues()
+        self.depth = Depth(self._of, settings.forget_margin)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the targets depend on the sample."""
+        return isinstance(self._settings.forget_until, str)
+
+    def restart(self, checkpoint: str | None) -> None:
+        """Forget the targets, or take those of a checkpoint: the model they were measured with is gone by then."""
+        self.targets = SampleValues()
+        if checkpoint is None or not self.measured:
+            return
+        path = Path(checkpoint) / TARGETS_FILE
+        if not path.is_file():
+            raise ConfigError(
+                f"{checkpoint!r} holds no {TARGETS_FILE}: it was not written by a run with "
+                f"forget_until={self._settings.forget_until!r}, and its targets cannot be recovered."
+            )
+        self.targets = SampleValues.load(path)
+
+    def compute(self, model: nn.Module, unseen: Unseen) -> None:
+        """The targets under the weights the model has now, unless they are known."""
+        if not self.measured or self.targets.values:
+            return
+        measure = {"holdout": self._holdout, "base": self._base, "alternates": self._alternates}
+        self.targets = SampleValues(measure[str(self._settings.forget_until)](model, unseen))
+
+    def _holdout(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
+        assert unseen.holdout is not None
+        if self._settings.forget_level == "token":
+            return self._holdout_tokens(model, unseen)
+        found = [value for _, (value,) in _measured(model, unseen.holdout(), each_token=False)]
+        keys = [key for batch in unseen.forget() for key in sample_keys(batch)]
+        if self._settings.forget_draw:
+            values = drawn(found, len(keys), self._seed)
+        else:
+            values = [float(np.mean(found))] * len(keys)
+        return {key: (value,) for key, value in zip(keys, values, strict=True)}
+
+    def _holdout_tokens(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
+        """For every answer token the loss of its counterpart in similar held-out samples."""
+        assert unseen.holdout is not None
+        kept = list(unseen.holdout())
+        losses = dict(_measured(model, kept, each_token=True))
+        known = [(sample, losses[key]) for batch in kept for key, sample in _tokens(batch) if key in losses]
+        generator = np.random.default_rng(abs(self._seed))
+        values: dict[str, Sequence[float]] = {}
+        for batch in unseen.forget():
+            for key, sample in _tokens(batch):
+                order = sorted(range(len(known)), key=[-sample.likeness(other) for other, _ in known].__getitem__)
+                near = [known[i] for i in order[:NEIGHBOURS]]
+                if self._settings.forget_draw:
+                    near = [near[int(generator.integers(len(near)))]]
+                found = [counterparts(sample.answer, other.answer, own) for other, own in near]
+                values[key] = tuple(float(value) for value in np.mean(found, axis=0))
+        return values
+
+    def _base(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
+        assert unseen.base is not None
+        return dict(_measured(unseen.base(), unseen.forget(), each_token=self._settings.forget_level == "token"))
+
+    def _alternates(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
+        assert unseen.alternates is not None
+        keys = [key for batch in unseen.forget() for key in sample_keys(batch)]
+        values: dict[str, Sequence[float]] = {}
+        for key, batch in zip(keys, unseen.alternates(), strict=True):
+            values[key] = (float(np.mean([value for _, (value,) in _measured(model, [batch], each_token=False)])),)
+        return values
+
+    def _of(self, batch: Batch) -> Tensor:
+        labels = batch["labels"]
+        token = self._settings.forget_level == "token"
+        mask = answer_mask(labels)
+        if not self.measured:
+            shape = mask.shape if token else mask.shape[:1]
+            return torch.full(shape, float(self._settings.forget_until), dtype=torch.float64, device=labels.device)
+        found = self.targets.of(batch, "target of forget_until")
+        if not token:
+            return torch.tensor([value for (value,) in found], dtype=torch.float64, device=labels.device)
+        targets = torch.zeros(mask.shape, dtype=torch.float64, device=labels.device)
+        targets[mask] = torch.tensor([value for own in found for value in own], dtype=torch.float64).to(labels.device)
+        return targets
+
+
+def load_base(model: Any) -> Any:
+    """The base model in float32 by its name or folder; one that is loaded already stays as it is."""
+    return load_causal_model(model, **dtype_argument(torch.float32)) if isinstance(model, str) else model
+
+
+def check_base(base: Any, model: Any) -> None:
+    """Raise if the targets of ``forget_until="base"`` could not be measured with ``base``."""
+    if base is None:
+        raise ConfigError(
+            "forget_until='base' needs the model as it was before it learned the data: pass base_model=…, or use "
+            "'holdout', 'alternates' or a target loss."
+        )
+    if isinstance(base, str):
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(base)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"base_model={base!r} could not be loaded: {one_line(error)[:300]}") from error
+    else:
+        config = base.config
+    own, other = (getattr(of, "vocab_size", None) for of in (getattr(model, "config", None), config))
+    if None not in (own, other) and own != other:
+        raise ConfigError(
+            f"base_model has a vocabulary of {other} tokens and the model one of {own}: the same token ids mean other "
+            "text there. Give the model that this one was trained from."
+        )
+
+
+def check_alternates(alternates: Any, train_dataset: Any) -> None:
+    """Raise if there are not alternate answers for every forget sample."""
+    if alternates is None:
+        raise DataError(
+            "forget_until='alternates' needs other answers to the forget questions: pass alternates_dataset=…, a list "
+            "of samples for each forget sample."
+        )
+    if len(alternates) != len(train_dataset) or not all(len(own) for own in alternates):
+        raise DataError(
+            f"alternates_dataset has {sum(map(bool, map(len, alternates)))} lists with answers for "
+            f"{len(train_dataset)} forget samples: each needs at least one."
+        )
+
+
+def drawn(losses: Sequence[float], count: int, seed: int) -> list[float]:
+    """``count`` values with the distribution of ``losses``: its evenly spaced quantiles in random order."""
+    quantiles = np.quantile(np.asarray(losses), (np.arange(count) + 0.5) / count)
+    return [float(quantiles[i]) for i in np.random.default_rng(abs(seed)).permutation(count)]
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """A sample's tokens: all of them as a set, those of its answer in order."""
+
+    words: frozenset[int]
+    answer: tuple[int, ...]
+
+    def likeness(self, other: _Tokens) -> float:
+        return len(self.words & other.words) / max(1, len(self.words | other.words))
+
+
+def _tokens(batch: Batch) -> Iterator[tuple[str, _Tokens]]:
+    for key, ids, labels in zip(sample_keys(batch), batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        answer = tuple(token for token in labels[1:] if token != IGNORE)
+        yield key, _Tokens(frozenset(ids), answer)
+
+
+def counterparts(answer: Sequence[int], other: Sequence[int], losses: Sequence[float]) -> list[float]:
+    """The loss of the token of ``other`` that stands in the place of each token of ``answer``.
+
+    Tokens that both have, in the same order, are counterparts; between them, what one has instead of what the other
+    has: there every token gets the mean loss. Where the other has nothing, the mean loss of its whole answer.
+    """
+    values = [float(np.mean(losses))] * len(answer)
+    for kind, a, b, c, d in SequenceMatcher(None, other, answer, autojunk=False).get_opcodes():
+        if kind == "equal":
+            values[c:d] = losses[a:b]
+        elif kind == "replace":
+            values[c:d] = [float(np.mean(losses[a:b]))] * (d - c)
+    return values
+
+
+@torch.no_grad()
+def _measured(
+    model: nn.Module, batches: Iterable[Batch], *, each_token: bool
+) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Key and loss of every sample with an answer: its mean, or that of each answer token."""
+    with evaluating(model):
+        for batch in batches:
+            labels, logits = batch["labels"], logits_of(model, batch)
+            mask = answer_mask(labels)
+            values = token_nll(logits, labels) if each_token else sample_nll(logits, labels)[:, None]
+            for key, own, keep in zip(sample_keys(batch), values.double().cpu(), mask.cpu(), strict=True):
+                if bool(keep.any()):
+                    yield key, tuple((own[keep] if each_token else own).tolist())

@@ -1,0 +1,188 @@
+"""What a run measures besides the batches it trains on: references, held-out levels, targets, the budget.
+
+All of it is measured with the trainer's own collator, model and precision, and has a part in the checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..errors import ConfigError, DataError
+from ..step import Calibration, UnlearningStep
+from .budget import Budget, check_budget_data
+from .checkpoints import MEMORY_FILE, STATE_FILE, load_memory
+from .checks import paired_sets
+from .config import MethodArguments
+from .depth import Bound, Unseen, check_alternates, load_base
+from .references import References
+from .window import mean_nll
+
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+else:
+    Base = object
+
+
+class Measuring(Base):  # type: ignore[misc]
+    """Measurements as a mixin over ``transformers.Trainer``; the trainer says which data they are made on."""
+
+    method_args: MethodArguments
+    layout: str
+    _window: list[Mapping[str, Any]]
+    _metrics: dict[str, list[float]]
+    _holdout: Any
+    _alternates: Any
+    _base_model: Any
+    _budget_data: Any
+    #: What the checkpoint of a resumed run says, and where it is.
+    _known_state: Mapping[str, Any] = {}
+    _resumed_from: str | None = None
+
+    def mean_over_ranks(self, values: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _add_metrics(self, values: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+    def _note_rank(self) -> int:
+        """Whose notes on its own weights this process reads and writes: replicas share theirs."""
+        return 0 if self.layout in ("local", "ddp") else int(self.accelerator.process_index)
+
+    def _build_measurements(self) -> None:
+        """What the settings ask for, before the first step."""
+        settings = self.method_args
+        self._references = References(settings, self.model, self.layout)
+        self._calibration = self._build_calibration()
+        self._bound = None if settings.forget_until == "off" else Bound(settings, self.args.seed)
+        self._budget: Budget | None = None
+        if settings.budget is not None:
+            self._budget = Budget(settings, lambda: self._mean_nll(self._batches(self._budget_data)), self._add_metrics)
+            self.add_callback(self._budget)
+
+    def _build_calibration(self) -> Calibration | None:
+        settings = self.method_args
+        if settings.calibrate == "off":
+            return None
+        return Calibration(
+            self._holdout_nll if settings.calibrate == "holdout" else float(settings.calibrate),
+            margin=settings.calibrate_margin,
+            every=settings.calibrate_every,
+            forget_loss=self._forget_nll,
+        )
+
+    def _holdout_nll(self) -> float:
+        return self._mean_nll(self._batches(self._holdout))
+
+    def _forget_nll(self, losses: Mapping[str, float]) -> float:
+        """The forget loss on the scale of the target: mean answer-token NLL."""
+        if self.method_args.forget_loss == "nll" and self.method_args.reduction == "window_tokens":
+            return losses["forget"]
+        return self._mean_nll(b["forget"] for b in self._window)
+
+    def _mean_nll(self, batches: Iterable[Mapping[str, Any]]) -> float:
+        return mean_nll(self.model_wrapped, batches, self.compute_loss_context_manager, self.mean_over_ranks)
+
+    def _batches(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
+        """The data set in order, collated and on the device."""
+        size = self.args.per_device_train_batch_size
+        for start in range(0, len(dataset), size):
+            items = [dataset[i] for i in range(start, min(start + size, len(dataset)))]
+            yield self._prepare_inputs(self.data_collator(items))
+
+    def compute_references(self, model: nn.Module) -> None:
+        """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""
+        with self.compute_loss_context_manager():
+            sets = [self.train_dataset, *paired_sets(self.eval_dataset)]
+            self._references.compute(model, lambda: (b for each in sets for b in self._forget_batches(each)))
+
+    def _forget_batches(self, dataset: Any = None) -> Iterator[Mapping[str, Any]]:
+        """Of the training data unless another set is given."""
+        batches = self._batches(self.train_dataset if dataset is None else dataset)
+        return (batch["forget"] for batch in batches if "forget" in batch)
+
+    def _measure_targets(self, model: nn.Module, bound: Bound) -> None:
+        """Before the first step, likewise."""
+        unseen = Unseen(
+            forget=self._forget_batches,
+            holdout=lambda: self._batches(self._holdout),
+            alternates=lambda: (self._prepare_inputs(self.data_collator(list(own))) for own in self._alternates),
+            base=lambda: load_base(self._base_model).to(self.args.device),
+        )
+        with self.compute_loss_context_manager():
+            bound.compute(model, unseen)
+
+    def _remaining(self) -> Callable[[], float] | None:
+        """How much of the forgetting is still to be done, where it is bounded."""
+        bound = self._bound
+        return None if bound is None else lambda: bound.depth.remaining(self.mean_over_ranks)
+
+    # -- a run begins or goes on ----------------------------------------------------------------
+
+    def _restart(self, checkpoint: str | None) -> None:
+        """Forget what earlier runs measured, or take what a checkpoint holds: the initial model is gone by then."""
+        self._resumed_from = checkpoint
+        self._references.restart(checkpoint, new_model=self.model_init is not None)
+        if self._bound is not None:
+            self._bound.restart(checkpoint)
+        if checkpoint is None and (self._references.needs_logprobs or (self._bound and self._bound.measured)):
+            self._check_indexable()
+        state = Path(checkpoint or "") / STATE_FILE
+        self._known_state = json.loads(state.read_text()) if checkpoint and state.is_file() else {}
+        self._metrics.clear()
+        self._metrics.update(self._known_state.get("since_last_log", {}))
+        if self._bound is not None:
+            self._bound.depth.start = self._known_state.get("depth_start")
+        if self._budget is not None:
+            place = None if checkpoint is None else Path(checkpoint)
+            self._budget.restart(self._known_state.get("budget"), place, self._note_rank())
+        if self._calibration is not None:
+            self._calibration.target = self._known_state.get("calibrate_target", self._calibration.target)
+
+    def _restore_step(self, step: UnlearningStep) -> None:
+        """The memory and the radius that the step had at the checkpoint."""
+        if step.rule.remembers is not None and self._resumed_from is not None:
+            path = Path(self._resumed_from) / MEMORY_FILE.format(rank=self._note_rank())
+            if not path.is_file():
+                raise ConfigError(
+                    f"{self._resumed_from!r} holds no {path.name}: it was not written by a run with "
+                    f"protect={self.method_args.protect!r}."
+                )
+            step.space.memory.update(load_memory(path, self.args.device))
+        if step.radius is not None and "radius" in self._known_state:
+            step.radius.rho, step.radius.size = self._known_state["radius"]
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def _check_data(self, train_dataset: Any, model_init: Any) -> None:
+        settings = self.method_args
+        if model_init is not None and self.method_args.retain_loss == "kl":
+            raise ConfigError("retain_loss='kl' needs the initial model: pass model=… instead of model_init=….")
+        if hasattr(train_dataset, "__len__") and len(train_dataset) == 0:
+            raise DataError("train_dataset is empty: there is nothing to unlearn.")
+        for name in ("calibrate", "forget_until"):
+            if getattr(settings, name) != "holdout":
+                continue
+            if self._holdout is None:
+                raise DataError(
+                    f"{name}='holdout' needs never-trained samples of the same kind: pass holdout_dataset=…, or a "
+                    f"target loss such as {name}=2.5."
+                )
+            if len(self._holdout) == 0:
+                raise DataError(f"holdout_dataset is empty: {name}='holdout' has nothing to measure.")
+        if settings.budget is not None:
+            check_budget_data(self._budget_data)
+        if settings.forget_until == "alternates":
+            check_alternates(self._alternates, train_dataset)
+
+    def _check_indexable(self) -> None:
+        if not hasattr(self.train_dataset, "__getitem__") or not hasattr(self.train_dataset, "__len__"):
+            raise DataError(
+                f"forget_loss={self.method_args.forget_loss!r} with forget_until={self.method_args.forget_until!r} "
+                "computes values of each sample up front and needs a data set with a length; for streamed data use nll "
+                "or simnpo, and 'off' or a number."
+            )

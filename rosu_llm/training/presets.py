@@ -1,0 +1,34 @@
+"""Named sets of settings: ``preset`` of a recipe, or ``ROSUConfig(**PRESETS["paper"], …)``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Settings with which nothing besides the method's own data is measured.
+WITHOUT_UNSEEN: Mapping[str, Any] = {"calibrate": "off", "forget_until": "off", "budget": None}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # The paper's language-model runs as it describes them (appendix, "ROSU recipe"), with the optimizer between
+    # the amplified gradient and the weights; learning rate and length belong to the task.
+    "paper": {
+        "method": "rosu",
+        "rho": 0.4,
+        "rho_schedule": "constant",
+        "beta": "tied",
+        "amplify": "optimizer",
+        "fallback": "paper",
+        **WITHOUT_UNSEEN,
+    },
+    # Ours: every answer token down to the level of unseen data, with a gentle retain-neutral pull.
+    "recommended": {
+        "method": "rosu",
+        "rho": 0.8,
+        "amplify": "matched",
+        "kappa": 0.25,
+        "forget_until": "holdout",
+        "forget_level": "token",
+        "forget_margin": 0.5,
+        "forget_draw": False,
+    },
+}

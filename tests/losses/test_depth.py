@@ -1,0 +1,141 @@
+"""The gradient of every forget sample is weighted by how far it is from its target; against a loop over samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rosu_llm.errors import ConfigError
+from rosu_llm.losses import LossContext, ReferenceLogProbs, get_loss
+from rosu_llm.losses.depth import Depth
+from tests.losses import naive
+from tests.models import CleanLM, samples
+
+BATCH = [*samples(5, seed=4), naive.unanswered([4, 5, 6])]
+OPTIONS = {"npo_beta": 0.3, "simnpo_beta": 2.0, "simnpo_delta": 0.1}
+
+
+def model() -> CleanLM:
+    return CleanLM(seed=3).double()
+
+
+def targets() -> list[float]:
+    """One sample far below its target, one within the margin, one at it, two beyond."""
+    losses = [sum(own) / len(own) for own in (naive.token_losses(model(), s) for s in BATCH) if own]
+    return [loss + gap for loss, gap in zip(losses, (3.0, 0.4, 0.0, -0.2, -5.0), strict=True)] + [0.0]
+
+
+def context(net: CleanLM) -> LossContext:
+    references = ReferenceLogProbs()
+    references.compute(CleanLM(seed=9).double(), [naive.padded(BATCH, 14)])
+    return LossContext(options=OPTIONS, reference_logprobs=references)
+
+
+def gradient(net: CleanLM, loss: Tensor) -> Tensor:
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(net.parameters()))])
+
+
+def bounded(net: CleanLM, name: str, given: Tensor, margin: float = 0.5) -> tuple[Tensor, Depth]:
+    batch = naive.padded(BATCH, 14)
+    depth = Depth(lambda _: given, margin)
+    with depth.gate(batch).on(net):
+        return get_loss(name, "forget").function(net, batch, context(net)), depth
+
+
+@pytest.mark.parametrize("name", ["nll", "npo", "simnpo"])
+def test_each_share_is_weighted_by_its_distance_from_the_target(name: str) -> None:
+    """Against the samples one by one, unpadded; the value of the loss is that of the unbounded one."""
+    net = model()
+    loss, depth = bounded(net, name, torch.tensor(targets(), dtype=torch.float64))
+    expected = torch.zeros(sum(p.numel() for p in net.parameters()), dtype=torch.float64)
+    whole = 0.0
+    for sample, target in zip(BATCH, targets(), strict=True):
+        tokens = naive.token_losses(net, sample)
+        if tokens:
+            share = get_loss(name, "forget").function(
+                net, naive.padded([sample], len(sample["input_ids"])), context(net)
+            )
+            weight = min(1.0, max(0.0, (target - sum(tokens) / len(tokens)) / 0.5))
+            expected += weight * gradient(net, share)
+            whole += share.item()
+    assert loss.item() == pytest.approx(whole, rel=1e-12)  # float64 sums in another order
+    assert torch.allclose(gradient(net, loss), expected, rtol=1e-10, atol=1e-12)
+    logs = depth.logs(lambda values: values)
+    assert logs["depth/reached"] == pytest.approx(3 / 5)
+    assert logs["depth/target"] == pytest.approx(sum(targets()[:5]) / 5)
+    assert depth.logs(lambda values: values) == {}
+
+
+def test_single_tokens_have_targets_of_their_own() -> None:
+    net, batch = model(), naive.padded(BATCH, 14)
+    given = torch.rand(len(BATCH), 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 8.0
+    loss, _ = bounded(net, "nll", given)
+    logits = net(**{k: batch[k] for k in ("input_ids", "attention_mask")}).logits
+    expected: Tensor = torch.zeros((), dtype=torch.float64)
+    for i, sample in enumerate(BATCH):
+        for t, label in enumerate(sample["labels"]):
+            if t > 0 and label != -100:
+                token = -logits[i, t - 1].log_softmax(-1)[label]
+                weight = min(1.0, max(0.0, (float(given[i, t - 1]) - token.item()) / 0.5))
+                expected = expected + weight * token
+    assert torch.allclose(gradient(net, loss), gradient(net, expected), rtol=1e-10, atol=1e-12)
+
+
+def test_weights_stay_through_the_passes_of_a_step() -> None:
+    """At w+δ a sample weighs what it weighed at w: moving the weights must not change what is being raised."""
+    net, batch = model(), naive.padded(BATCH, 14)
+    gate = Depth(lambda _: torch.tensor(targets()), 0.5).gate(batch)
+    function = get_loss("nll", "forget").function
+    with gate.on(net):
+        function(net, batch, LossContext())
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.3)
+    with gate.on(net):
+        again = function(net, batch, LossContext())
+    assert gate._weights is not None
+    rows = [get_loss("nll", "forget").function(net, naive.padded([s], 14), LossContext()) for s in BATCH]
+    expected = sum(
+        float(w) * gradient(net, row) for w, row in zip(gate._weights, rows, strict=True) if row.requires_grad
+    )
+    assert isinstance(expected, Tensor)
+    assert torch.allclose(gradient(net, again), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_second_derivatives_carry_the_weights() -> None:
+    """Hessian products of the bounded loss are those of the weighted sum."""
+    net = model()
+    given = torch.tensor(targets(), dtype=torch.float64)
+    loss, _ = bounded(net, "nll", given)
+    losses = [naive.token_losses(net, sample) for sample in BATCH[:5]]
+    gaps = [target - sum(own) / len(own) for target, own in zip(targets()[:5], losses, strict=True)]
+    weights = [min(1.0, max(0.0, gap / 0.5)) for gap in gaps]
+    rows = [get_loss("nll", "forget").function(net, naive.padded([s], 14), LossContext()) for s in BATCH[:5]]
+    parameters = list(net.parameters())
+
+    def product(value: Any) -> Tensor:
+        first = torch.autograd.grad(value, parameters, create_graph=True)
+        second = torch.autograd.grad(sum((g * g.detach()).sum() for g in first), parameters)
+        return torch.cat([g.reshape(-1) for g in second])
+
+    weighted = product(sum(w * row for w, row in zip(weights, rows, strict=True)))
+    assert torch.allclose(product(loss), weighted, rtol=1e-9, atol=1e-12)
+
+
+def test_other_rows_are_not_weighted() -> None:
+    """A loss that also reads alternate answers has those unweighted."""
+    net, batch, other = model(), naive.padded(BATCH, 14), naive.padded(samples(3, seed=8), 14)
+    with Depth(lambda _: torch.full((6,), -1.0), 0.5).gate(batch).on(net):
+        function = get_loss("nll", "forget").function
+        forget, alternate = (function(net, b, LossContext()) for b in (batch, other))
+    assert gradient(net, forget).abs().max() == 0.0
+    assert torch.equal(gradient(net, alternate), gradient(net, function(net, other, LossContext())))
+
+
+def test_a_loss_that_never_reads_the_logits_is_refused() -> None:
+    net, batch = model(), naive.padded(BATCH, 14)
+    with pytest.raises(ConfigError, match="forget_until"), Depth(lambda _: torch.zeros(6), 1.0).gate(batch).on(net):
+        net.head.weight.square().sum()

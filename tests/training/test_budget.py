@@ -1,0 +1,123 @@
+"""A budget for what is kept: it is looked at, the run goes back to the same bits, pulls less, stops, and resumes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from rosu_llm import ForgetRetainDataset, ROSUTrainer
+from rosu_llm.errors import ConfigError, DataError
+from tests.models import flat, samples, tiny_llama
+from tests.training.test_trainer import FORGET, RETAIN, config, logs
+
+KEPT = samples(6, seed=9)
+
+
+class Watch(TrainerCallback):
+    """Weights, optimizer moments and learning rate after every step, before anything is looked at."""
+
+    def __init__(self) -> None:
+        self.weights: list[torch.Tensor] = []
+        self.moments: list[torch.Tensor] = []
+        self.rates: list[float] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.weights.append(flat(kwargs["model"].parameters()))
+        optimizer = kwargs["optimizer"]
+        self.moments.append(
+            flat(own["exp_avg"] for own in optimizer.state.values()) if optimizer.state else torch.zeros(1)
+        )
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+
+def trainer(folder: Path, **settings: Any) -> tuple[ROSUTrainer, Watch]:
+    kept = settings.pop("budget_dataset", KEPT)
+    watch = Watch()
+    made = ROSUTrainer(
+        tiny_llama(dropout=0.1),
+        config(folder, **{"lr_scheduler_type": "constant", "max_steps": 8, "budget_every": 2, **settings}),
+        train_dataset=ForgetRetainDataset(FORGET, RETAIN),
+        budget_dataset=kept,
+        callbacks=[watch],
+    )
+    return made, watch
+
+
+def test_a_budget_that_is_never_reached_changes_no_bit(tmp_path: Path) -> None:
+    free, _ = trainer(tmp_path / "a")
+    free.train()
+    bound, _ = trainer(tmp_path / "b", budget=100.0)
+    bound.train()
+    assert torch.equal(flat(free.model.parameters()), flat(bound.model.parameters()))
+    looks = [entry for entry in logs(bound) if "budget/rise" in entry]
+    assert len(looks) == 4
+    assert all(entry["budget/returns"] == 0.0 for entry in looks)
+
+
+def test_outside_the_budget_the_run_goes_back_to_the_bits_it_had(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A budget nothing stays inside: back to the start each time, first with half the pull, then half the rate."""
+    t, watch = trainer(tmp_path, budget=1e-9, budget_tries=2, learning_rate=5e-2)
+    with caplog.at_level(logging.WARNING):
+        t.train()
+    start = flat(tiny_llama(dropout=0.1).parameters())
+    assert [torch.equal(w, start) for w in watch.weights] == [True, False, True, False, True, False]
+    assert all(not m.any() for m in watch.moments[::2])  # the optimizer has forgotten too
+    assert watch.rates == [0.05, 0.05, 0.05, 0.05, 0.025, 0.025]
+    assert t.state.global_step == 6  # the third return stops it
+    assert torch.equal(flat(t.model.parameters()), start)
+    pulls = [entry["step/amplification_ratio"] for entry in logs(t)]
+    assert pulls == pytest.approx([0.5, 0.5, 0.25, 0.25, 0.25, 0.25], rel=1e-3)  # a float32 displacement
+    assert "the pull is now 0.5" in caplog.text
+    assert "the learning rate is halved" in caplog.text
+    assert "and stop" in caplog.text
+
+
+def test_it_goes_back_to_the_last_weights_inside(tmp_path: Path) -> None:
+    """The loss on the budget data is made to be inside at the first look and outside at the second."""
+    t, watch = trainer(tmp_path, budget=0.5, max_steps=6)
+    assert t._budget is not None
+    measured = iter([1.0, 1.2, 2.0, 1.3])
+    t._budget._measure = lambda: next(measured)
+    t.train()
+    assert torch.equal(watch.weights[4], watch.weights[2])
+    assert torch.equal(watch.moments[4], watch.moments[2])
+    assert not torch.equal(watch.weights[5], watch.weights[3])  # other data, another pull
+    assert t.state.global_step == 6
+
+
+def test_resuming_between_looks_reproduces_the_run(tmp_path: Path) -> None:
+    """Saved after step 3: the note is of step 2, and the look at step 4 goes back to it, in both runs."""
+    settings: dict[str, Any] = {"budget": 1e-3, "save_strategy": "steps", "save_steps": 3, "learning_rate": 5e-2}
+    whole, _ = trainer(tmp_path, **settings)
+    whole.train()
+    again, _ = trainer(tmp_path, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert torch.equal(flat(again.model.parameters()), flat(whole.model.parameters()))
+    assert whole._budget is not None and again._budget is not None
+    assert again._budget.state() == whole._budget.state()
+    assert whole._budget.returns > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"budget": 0.0}, ConfigError, "exceeded from the start"),
+        ({"budget": -0.1}, ConfigError, "exceeded from the start"),
+        ({"budget": 0.1, "budget_every": 0}, ConfigError, "budget_every"),
+        ({"budget": 0.1, "budget_tries": -1}, ConfigError, "budget_tries"),
+        ({"budget": 0.1, "budget_dataset": None}, DataError, "none were given"),
+        ({"budget": 0.1, "budget_dataset": KEPT[:1]}, DataError, "1 were given"),
+    ],
+)
+def test_a_budget_that_cannot_work(
+    settings: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        trainer(tmp_path, **settings)

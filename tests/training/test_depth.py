@@ -1,0 +1,140 @@
+"""Bounded forgetting through the trainer: where targets come from, what they change, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rosu_llm import ForgetRetainDataset, ROSUTrainer
+from rosu_llm.errors import ConfigError, DataError
+from rosu_llm.losses.reference import sample_keys
+from rosu_llm.training.depth import drawn
+from tests.losses import naive
+from tests.models import flat, samples, tiny_llama
+from tests.training.test_trainer import FORGET, HOLDOUT, RETAIN, config, logs
+
+ALTERNATES = [samples(2, seed=100 + i) for i in range(len(FORGET))]
+
+
+def trainer(folder: Path, *, model: Any = None, **settings: Any) -> ROSUTrainer:
+    own = {key: settings.pop(key, None) for key in ("alternates_dataset", "base_model", "peft_config")}
+    own["holdout_dataset"] = settings.pop("holdout_dataset", HOLDOUT)
+    data = ForgetRetainDataset(FORGET, RETAIN)
+    return ROSUTrainer(model or tiny_llama(), config(folder, **settings), train_dataset=data, **own)
+
+
+def weights(t: ROSUTrainer) -> torch.Tensor:
+    t.train()
+    return flat(t.model.parameters())
+
+
+@pytest.mark.parametrize("method", ["rosu", "graddiff", "uam"])
+def test_an_unreachable_target_changes_no_bit(method: str, tmp_path: Path) -> None:
+    plain = weights(trainer(tmp_path / "a", method=method))
+    assert torch.equal(weights(trainer(tmp_path / "b", method=method, forget_until=1e6)), plain)
+    assert not torch.equal(weights(trainer(tmp_path / "c", method=method, forget_until=4.5)), plain)
+
+
+def test_where_everything_is_deep_enough_only_the_retain_loss_is_lowered(tmp_path: Path) -> None:
+    bounded = trainer(tmp_path / "a", method="graddiff", forget_until=1e-6)
+    assert torch.equal(weights(bounded), weights(trainer(tmp_path / "b", method="graddiff", forget_weight=0.0)))
+    assert all(entry["depth/reached"] == 1.0 for entry in logs(bounded))
+    rosu = trainer(tmp_path / "c", forget_until=1e-6)
+    rosu.train()
+    assert all(entry["step/fallback"] == 1.0 for entry in logs(rosu))
+
+
+def test_holdout_targets_have_the_distribution_of_unseen_losses(tmp_path: Path) -> None:
+    """The drawn targets, sorted, are evenly spaced quantiles of the losses a loop over tokens finds."""
+    initial = tiny_llama()
+    losses = [np.mean(naive.token_losses(initial, s)) for s in HOLDOUT]
+    t = trainer(tmp_path, forget_until="holdout", max_steps=1)
+    t.train()
+    assert t._bound is not None
+    found = sorted(value for (value,) in t._bound.targets.values.values())
+    expected = np.quantile(losses, (np.arange(len(FORGET)) + 0.5) / len(FORGET))
+    assert found == pytest.approx(expected.tolist(), rel=1e-5)  # float32 logits
+    mean = trainer(tmp_path / "m", forget_until="holdout", forget_draw=False, max_steps=1)
+    mean.train()
+    assert mean._bound is not None
+    assert [v for (v,) in mean._bound.targets.values.values()] == pytest.approx([np.mean(losses)] * 8, rel=1e-5)
+
+
+def test_the_draw_follows_the_seed() -> None:
+    assert drawn([1.0, 2.0, 5.0], 7, 3) == drawn([1.0, 2.0, 5.0], 7, 3)
+    assert drawn([1.0, 2.0, 5.0], 7, 3) != drawn([1.0, 2.0, 5.0], 7, 4)
+
+
+def test_alternates_and_base_targets_are_those_of_the_loop(tmp_path: Path) -> None:
+    base, initial = tiny_llama(7), tiny_llama()
+    key = {sample_keys(naive.padded([s], 14))[0]: i for i, s in enumerate(FORGET)}
+    expected = {
+        "alternates": [[np.mean([np.mean(naive.token_losses(initial, a)) for a in own])] for own in ALTERNATES],
+        "base": [[np.mean(naive.token_losses(base, s))] for s in FORGET],
+        "token": [naive.token_losses(base, s) for s in FORGET],
+    }
+    for kind, truth in expected.items():
+        until, level = ("base", "token") if kind == "token" else (kind, "sequence")
+        t = trainer(
+            tmp_path / kind,
+            forget_until=until,
+            forget_level=level,
+            alternates_dataset=ALTERNATES,
+            base_model=base,
+            max_steps=1,
+        )
+        t.train()
+        assert t._bound is not None
+        for name, values in t._bound.targets.values.items():
+            assert values == pytest.approx(truth[key[name]], rel=1e-5), kind  # float32 logits
+
+
+def test_targets_travel_with_checkpoints_and_resuming_is_exact(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"forget_until": "holdout", "save_strategy": "steps", "save_steps": 2}
+    whole = weights(trainer(tmp_path, model=tiny_llama(dropout=0.1), **settings))
+    again = trainer(tmp_path, model=tiny_llama(dropout=0.1), **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert torch.equal(flat(again.model.parameters()), whole)
+    (tmp_path / "checkpoint-2" / "rosu_targets.safetensors").unlink()
+    with pytest.raises(ConfigError, match="rosu_targets"):
+        trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_adapters_are_bounded_too(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    t = trainer(tmp_path, peft_config=lora, forget_until="holdout", forget_margin=0.2)
+    t.train()
+    assert 0.0 < np.mean([entry["depth/reached"] for entry in logs(t)]) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"forget_until": "holdout", "holdout_dataset": None}, DataError, "holdout_dataset=…"),
+        ({"forget_until": "holdout", "holdout_dataset": []}, DataError, "empty"),
+        ({"forget_until": "base"}, ConfigError, "base_model=…"),
+        ({"forget_until": "base", "base_model": "no/such/folder"}, ConfigError, "could not be loaded"),
+        ({"forget_until": "base", "base_model": tiny_llama(vocab_size=80)}, ConfigError, "vocabulary of 80 tokens"),
+        ({"forget_until": "alternates"}, DataError, "alternates_dataset=…"),
+        ({"forget_until": "alternates", "alternates_dataset": ALTERNATES[:3]}, DataError, "3 lists .* 8 forget"),
+        ({"forget_until": "alternates", "alternates_dataset": [*ALTERNATES[:7], []]}, DataError, "7 lists"),
+        ({"forget_until": "deep"}, ConfigError, "'holdout'"),
+        ({"forget_until": -1.0}, ConfigError, "positive"),
+        ({"forget_until": float("nan")}, ConfigError, "positive"),
+        ({"forget_until": 2.0, "forget_margin": 0.0}, ConfigError, "forget_margin=0.0"),
+        ({"forget_until": "alternates", "forget_level": "token"}, ConfigError, "for every token"),
+        ({"forget_until": 2.0, "forget_level": "word"}, ConfigError, "forget_level"),
+        ({"forget_until": 2.0, "method": "ft"}, ConfigError, "forgets nothing"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_trained(
+    settings: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        trainer(tmp_path, **settings)
