@@ -1,6 +1,6 @@
 """How much of a set of answers a model still remembers, and how well a loss attack recognises training data.
 
-All figures come from one forward pass per sample under teacher forcing.
+All figures but one come from a forward pass per sample under teacher forcing; that one is of generated answers.
 """
 
 from __future__ import annotations
@@ -66,6 +66,17 @@ def score(model: nn.Module, samples: Samples, *, pad_token_id: int = 0, batch_si
     finally:
         model.train(training)
     return Scores(nll, match)
+
+
+def is_degenerate(text: str, *, longest: int = 8) -> bool:
+    """Whether an answer is noise: nothing at all, or the same words (up to ``longest``) three times in a row."""
+    words = text.split()
+    for size in range(1, longest + 1):
+        for start in range(len(words) - 3 * size + 1):
+            first, second, third = (words[start + i * size : start + (i + 1) * size] for i in range(3))
+            if first == second == third:
+                return True
+    return not words
 
 
 def membership_auc(members: Tensor, others: Tensor) -> float:

@@ -96,6 +96,10 @@ class Point(NamedTuple):
     goal: bool = False
 
 
+#: Of the vertical axis of a frontier, whose values are shares.
+SMALLEST_SPAN = 0.1
+
+
 def frontier(
     key: str, title: str, points: Sequence[Point], titles: tuple[str, str], paper: str = "the paper's figures"
 ) -> Figure:
@@ -117,6 +121,11 @@ def frontier(
                 axes.axvline(point.x, color="0.5", linestyle=":", linewidth=1.2, zorder=1)
         axes.set(xlabel=titles[0], ylabel=titles[1])
         axes.margins(0.1)
+        axes.ticklabel_format(useOffset=False)
+        low, high = axes.get_ylim()
+        if high - low < SMALLEST_SPAN:  # else rounding would look like a difference
+            middle = (low + high) / 2.0
+            axes.set_ylim(middle - SMALLEST_SPAN / 2.0, middle + SMALLEST_SPAN / 2.0)
         legend(figure, axes)
 
     what = ["paper" if point.paper else "reference" if point.reference else "run" for point in points]

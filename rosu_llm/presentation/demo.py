@@ -18,7 +18,7 @@ from .writers.markdown import table as pipe_table
 
 NOTE = (
     "forget EM and MIA AUC should match the gold row (not be as low as possible); retain should stay as before. "
-    "* calibrated on people that no figure uses; not part of the paper's protocol."
+    "* forgets until the level of people whom no figure uses; not part of the paper's protocol."
 )
 #: Rows that are no method.
 REFERENCES = ("before", "retain_only")

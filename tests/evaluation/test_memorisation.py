@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from rosu_llm.errors import DataError
-from rosu_llm.evaluation.memorisation import Scores, membership_auc, score
+from rosu_llm.evaluation.memorisation import Scores, is_degenerate, membership_auc, score
 from tests.losses import naive
 from tests.models import CleanLM, samples, tiny_llama
 
@@ -109,3 +109,22 @@ def test_the_attack_needs_both_sides(empty: str) -> None:
     sides = {"members": torch.ones(2), "others": torch.ones(2), empty: torch.ones(0)}
     with pytest.raises(DataError, match="one of them is empty"):
         membership_auc(**sides)
+
+
+@pytest.mark.parametrize(
+    ("text", "noise"),
+    [
+        ("", True),
+        ("   ", True),
+        ("is is is is is", True),
+        ("was born in was born in was born in Uppsala .", True),
+        ("The dish of dish of dish of", True),
+        ("Zelda Pemberton was born in Quito .", False),
+        ("was born in was born in Quito .", False),  # twice may be chance
+        ("a b c a b d a b e", False),
+        ("1 2 3 4 5 6 7 8 " * 3, True),
+        ("1 2 3 4 5 6 7 8 9 " * 3, False),
+    ],
+)
+def test_an_answer_is_noise_where_it_repeats_itself_three_times_in_a_row(text: str, noise: bool) -> None:
+    assert is_degenerate(text) is noise

@@ -323,12 +323,17 @@ def write_demo(folder: Path) -> Path:
 
 def test_a_demo_is_one_run_per_method(tmp_path: Path) -> None:
     report = build(read_runs([write_demo(tmp_path / "demo")]))
-    assert [row[0] for row in tables(report, "summary")[0].lines()] == ["ROSU", "NPO"]
-    assert [row[0] for row in tables(report, "metrics")[0].lines()] == ["before", "retain-only (gold)", "ROSU", "NPO"]
+    assert [row[0] for row in tables(report, "summary")[0].lines()] == ["ROSU, paper", "NPO"]
+    assert [row[0] for row in tables(report, "metrics")[0].lines()] == [
+        "before",
+        "retain-only (gold)",
+        "ROSU, paper",
+        "NPO",
+    ]
     (shown,) = [b for b in section(report, "answers").blocks if isinstance(b, Choice)]
     (example,) = shown.examples
     assert (example.question, example.truth) == ("Where ?", "In Cusco .")
-    assert example.answers == (("before", "In Cusco ."), ("ROSU", "a: b"))
+    assert example.answers == (("before", "In Cusco ."), ("ROSU, paper", "a: b"))
     assert "NPO has no log" in said(report, "curves")
 
 

@@ -23,20 +23,25 @@ from ... import __version__
 from ...errors import ConfigError, DataError
 from ...recipes.prepare import Loaded, assemble
 from ...recipes.settings import WITHOUT_OUTPUT, RunArguments, build
+from ...training.presets import PRESETS
 from ..ablate.cells import Selector, plan, run_cells, selector
 from ..ablate.grid import Grid, Variant
 from ..attempt import ANSWER_COLUMNS, AttemptObserver, Record, Started, Steps, cell_key
 from .world import Size, World, answers, build_world, learn, measure, small_llama
 
-#: Row name → settings that differ from :data:`COMMON`; all have one learning rate and one length.
+#: How deep the recommended preset forgets, for other methods too.
+BOUND = {name: value for name, value in PRESETS["recommended"].items() if name.startswith("forget_")}
+#: Row name → settings that differ from those all have in common, learning rate and length among them.
 CONTENDERS: dict[str, dict[str, Any]] = {
-    "rosu": {"method": "rosu"},
-    "rosu_calibrated": {"method": "rosu", "calibrate": "holdout"},
+    "rosu_recommended": dict(PRESETS["recommended"]),
+    "rosu": dict(PRESETS["paper"]),
     "minmax": {"method": "minmax"},
     "graddiff": {"method": "graddiff"},
+    "graddiff_bounded": {"method": "graddiff", **BOUND},
     "npo": {"method": "graddiff", "forget_loss": "npo"},
 }
 
+#: What ablations and searches on this task start from; docs/ablations.md was made with it.
 COMMON: dict[str, Any] = {
     "rho": 0.4,
     "learning_rate": 2e-3,
@@ -45,18 +50,22 @@ COMMON: dict[str, Any] = {
     "num_train_epochs": 20,
     "max_grad_norm": 1.0,
 }
+#: The demo itself: half the rate, twice as long, the same for all contenders.
+SCHEDULE: dict[str, Any] = {"learning_rate": 1e-3, "num_train_epochs": 40}
 
 #: The models to compare with, and the contenders.
 LABELS = {
     "before": "before",
     "retain_only": "retain-only (gold)",
-    "rosu": "ROSU",
-    "rosu_calibrated": "ROSU calibrated*",
+    "rosu_recommended": "ROSU, recommended*",
+    "rosu": "ROSU, paper",
     "minmax": "min-max",
     "graddiff": "grad. difference",
+    "graddiff_bounded": "grad. difference, bounded*",
     "npo": "NPO",
 }
-COLUMNS = {**ANSWER_COLUMNS, "seconds": "sec"}
+FIGURES = {**ANSWER_COLUMNS, "degenerate": "degenerate"}
+COLUMNS = {**FIGURES, "seconds": "sec"}
 #: Settings of what to load that have a meaning here.
 _LOADING = {"retain_per_forget", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"}
 
@@ -69,7 +78,7 @@ class DemoTask:
         folder: where the trained model of each seed is kept.
     """
 
-    columns: Mapping[str, str] = ANSWER_COLUMNS
+    columns: Mapping[str, str] = FIGURES
     plotted: tuple[str, ...] = ("retain_em", "forget_em", "mia_auc")
     digits = 3
     references: Mapping[str, str] = {name: LABELS[name] for name in ("before", "retain_only")}
@@ -182,7 +191,7 @@ def demo_document(select: Selector, seeds: Sequence[int], methods: Sequence[str]
     return {
         "rows": [_average(group) for group in zip(*rows.values(), strict=True)],
         "per_seed": [{"seed": seed, "rows": own} for seed, own in rows.items()],
-        "settings": {"common": COMMON, "methods": CONTENDERS},
+        "settings": {"common": {**COMMON, **SCHEDULE}, "methods": CONTENDERS},
         "logs": {name: first[name].log for name in methods},
         "answers": _answers({name: first[name] for name in ("before", *methods)}),
         "versions": {
@@ -194,15 +203,18 @@ def demo_document(select: Selector, seeds: Sequence[int], methods: Sequence[str]
 
 
 def run_demo(
-    size: Size, seeds: Sequence[int], observer: Callable[[int], AbstractContextManager[AttemptObserver]]
+    size: Size,
+    seeds: Sequence[int],
+    observer: Callable[[int], AbstractContextManager[AttemptObserver]],
+    methods: Sequence[str] = tuple(CONTENDERS),
 ) -> DemoDocument:
-    """Run every contender on every seed; ``observer`` makes who watches, from the number of models."""
+    """Run the contenders on every seed; ``observer`` makes who watches, from the number of models."""
     with TemporaryDirectory() as scratch:
-        task = DemoTask(size, {}, Path(scratch) / "models")
-        cells, rows = plan(task, [contenders_grid()], seeds)
+        task = DemoTask(size, {**SCHEDULE, **size.overrides}, Path(scratch) / "models")
+        cells, rows = plan(task, [contenders_grid(methods)], seeds)
         with observer(len(cells)) as watching:
             records = run_cells(cells, task, Path(scratch), watching)
-    return demo_document(selector(rows, records), seeds)
+    return demo_document(selector(rows, records), seeds, methods)
 
 
 def _average(group: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import nn
 from ...data.pairing import ForgetRetainCollator
 from ...data.people import SPLITS, Corpus, generate
 from ...data.question_answer import QuestionAnswerDataset
-from ...evaluation.memorisation import membership_auc, score
+from ...evaluation.memorisation import is_degenerate, membership_auc, score
 from ...losses import COUNT, logits_of, token_nll
+from ...losses.reference import evaluating
 from ..attempt import Steps
 
 
@@ -143,6 +145,7 @@ def measure(model: nn.Module, world: World) -> dict[str, float]:
         "forget_loss": float(forget.nll.mean()),
         "holdout_loss": float(holdout.nll.mean()),
         "forget_paraphrase_prob": paraphrased.probability,
+        "degenerate": mean(map(is_degenerate, spoken(model, world, [item.question for item in items]))),
         # the share of questions whose true answer is likelier than each of its perturbed ones
         "forget_choice": float((forget.nll < torch.stack(wrong)).all(0).float().mean()),
     }
@@ -154,23 +157,27 @@ def answers(model: Any, world: World, per_split: int = 3) -> list[dict[str, str]
     for split in ("forget", "retain"):
         items = world.corpus.items[split]
         for item in items[:: max(1, len(items) // per_split)][:per_split]:
-            text = answer(model, world, item.question)
+            (text,) = spoken(model, world, [item.question])
             result.append({"split": split, "question": item.question, "truth": item.answer, "answer": text})
     return result
 
 
 @torch.no_grad()
-def answer(model: Any, world: World, question: str, *, length: int = 16) -> str:
-    """The model's greedy answer."""
-    prompt = world.tokenizer(f"{question} ", return_tensors="pt")
-    was_training = model.training
-    model.eval()
-    output = model.generate(
-        prompt["input_ids"],
-        attention_mask=prompt["attention_mask"],
-        max_new_tokens=length,
-        do_sample=False,
-        pad_token_id=world.tokenizer.pad_token_id,
-    )
-    model.train(was_training)
-    return str(world.tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
+def spoken(model: Any, world: World, questions: Sequence[str], *, length: int = 16) -> list[str]:
+    """The model's greedy answers; questions of the same length are asked together, so that none is padded."""
+    prompts = [world.tokenizer(f"{question} ")["input_ids"] for question in questions]
+    texts = [""] * len(prompts)
+    with evaluating(model):
+        for size in sorted({len(prompt) for prompt in prompts}):
+            rows = [i for i, prompt in enumerate(prompts) if len(prompt) == size]
+            ids = torch.tensor([prompts[i] for i in rows])
+            output = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=length,
+                do_sample=False,
+                pad_token_id=world.tokenizer.pad_token_id,
+            )
+            for i, row in zip(rows, output[:, size:], strict=True):
+                texts[i] = str(world.tokenizer.decode(row, skip_special_tokens=True))
+    return texts

@@ -121,9 +121,10 @@ def _summary(runs: Sequence[ReportedRun]) -> Section:
     if len(tasks) > 1:
         several = f"These runs are of different tasks, so their figures do not compare: {'; '.join(tasks)}."
         blocks.insert(0, Missing(several))
-    calibrated = [run.label for run in runs if str(run.settings.get("calibrate", "off")) not in ("off", "None")]
-    if calibrated:
-        blocks.append(Text(f"Calibrated, which is not part of the paper's protocol: {', '.join(calibrated)}."))
+    for setting, said in (("calibrate", "Calibrated"), ("forget_until", "Forgotten to a given depth")):
+        found = [run.label for run in runs if str(run.settings.get(setting, "off")) not in ("off", "None")]
+        if found:
+            blocks.append(Text(f"{said}, which is not part of the paper's protocol: {', '.join(found)}."))
     blocks += [Missing(f"{run.label}: {problem}") for run in runs for problem in run.problems]
     return Section("summary", "Summary", blocks)
 

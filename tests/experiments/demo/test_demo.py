@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rosu_llm.cli.main import main
 from rosu_llm.errors import DataError
 from rosu_llm.experiments.ablate.cells import plan, run_cells, selector
-from rosu_llm.experiments.demo.task import CONTENDERS, LABELS, DemoDocument, DemoTask, contenders_grid, demo_document
+from rosu_llm.experiments.attempt import train_quietly
+from rosu_llm.experiments.demo.task import (
+    CONTENDERS,
+    LABELS,
+    SCHEDULE,
+    DemoDocument,
+    DemoTask,
+    contenders_grid,
+    demo_document,
+)
 from rosu_llm.experiments.demo.world import FULL, SMOKE, Size, build_world, measure, small_llama
 from tests.experiments.stand_in import Silent
 
 ROW = {"forget_prob", "forget_em", "retain_prob", "retain_em", "holdout_em", "mia_auc", "seconds"}
+QUIET: Any = lambda *_: None
 METHODS = ["before", "retain_only", *CONTENDERS]
 
 
 def demo(out: Path, seeds: list[int], *methods: str, size: Size = SMOKE) -> DemoDocument:
-    task = DemoTask(size, {}, out / "models")
+    task = DemoTask(size, {**SCHEDULE, **size.overrides}, out / "models")
     cells, rows = plan(task, [contenders_grid(methods)], seeds)
     records = run_cells(cells, task, out, Silent())
     return demo_document(selector(rows, records), seeds, methods)
 
 
 def test_the_command_writes_everything_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--smoke", "--out", str(tmp_path), "--seeds", "0", "1"]) == 0
+    assert main(["demo", "--smoke", "--out", str(tmp_path), "--seeds", "1"]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert [row["method"] for row in results["rows"]] == METHODS
     assert all(set(row) >= ROW for row in results["rows"])
-    assert [entry["seed"] for entry in results["per_seed"]] == [0, 1]
+    assert [entry["seed"] for entry in results["per_seed"]] == [1]
     assert {path.name for path in tmp_path.iterdir()} == {
         *("results.json", "table.md", "answers.md", "frontier.png", "coupling.png")
     }
@@ -75,20 +86,19 @@ def test_calibration_people_enter_no_figure() -> None:
 
 
 @pytest.mark.slow
-def test_rosu_forgets_and_keeps(tmp_path: Path) -> None:
-    """One seed at full size: down to the level of a model that never saw the ten, without loss elsewhere.
+def test_the_recommended_preset_lands_at_the_level_of_unseen_people(tmp_path: Path) -> None:
+    """One seed at full size: the forgotten are as little known as people the model never saw, the others as before.
 
-    Forget EM at most the gold model's + 0.1, retain EM at least the start − 0.05. Kernels round differently, and
-    training from random weights turns that into other models: the same code and seed 0 gave 0.646 against 0.630 with
-    AVX2, 0.675 against 0.619 with AVX-512 and 0.647 against 0.618 with neither. Over eight runs (AVX2 seeds 0 to 2,
-    AVX-512 seeds 0 to 3, neither seed 0) the calibrated run lay 0.010 to 0.057 above the gold model, 0.027 in the mean
-    with a standard deviation of 0.016. A model that only goes on learning what is to be kept lies 0.25 above it.
+    The gold model is not trained here; five seeds are compared with it in docs/demo.md. The limits are wider than what
+    they showed, for kernels round differently and training from random weights turns that into other models.
     """
-    document = demo(tmp_path, [0], "rosu", "rosu_calibrated", size=FULL)
-    rows = {row["method"]: row for row in document["rows"]}
-    for name in ("rosu", "rosu_calibrated"):
-        assert rows[name]["forget_em"] <= rows["retain_only"]["forget_em"] + 0.1
-        assert rows[name]["retain_em"] >= rows["before"]["retain_em"] - 0.05
-    assert rows["before"]["forget_em"] > 0.95  # there was something to forget
-    # calibrated, the attack is closer to a coin toss than uncalibrated
-    assert abs(rows["rosu_calibrated"]["mia_auc"] - 0.5) < abs(rows["rosu"]["mia_auc"] - 0.5)
+    task = DemoTask(FULL, SCHEDULE, tmp_path / "models")
+    before = task.refer("before", 0, QUIET).measure()
+    started = task.start({**task.base, **CONTENDERS["rosu_recommended"]}, 0, tmp_path / "run", QUIET)
+    train_quietly(started.trainer, QUIET)
+    after = started.measure()
+    assert before["forget_em"] > 0.95  # there was something to forget
+    assert abs(after["forget_em"] - after["holdout_em"]) < 0.12
+    assert abs(after["mia_auc"] - 0.5) < 0.25
+    assert after["retain_em"] >= before["retain_em"] - 0.02
+    assert after["degenerate"] <= 0.1

@@ -14,7 +14,7 @@ from rosu_llm.errors import ConfigError
 from rosu_llm.experiments.attempt import train_quietly
 from rosu_llm.experiments.demo import task as demo_task
 from rosu_llm.experiments.demo.task import COMMON, CONTENDERS, DemoTask
-from rosu_llm.experiments.demo.world import SMOKE, answer, build_world, learn, measure, small_llama
+from rosu_llm.experiments.demo.world import SMOKE, build_world, learn, measure, small_llama, spoken
 from rosu_llm.training.config import ROSUConfig
 from rosu_llm.training.trainer import ROSUTrainer
 from tests.experiments.test_config_task import run
@@ -29,7 +29,7 @@ def test_a_cell_equals_training_a_copy_in_memory(tmp_path: Path) -> None:
     samples = [*world.data["forget"].samples, *world.data["retain"].samples]
     learn(model, samples, epochs=SMOKE.learning_epochs, seed=3)
     before = measure(model, world)
-    settings: dict[str, Any] = {**COMMON, **SMOKE.overrides, **CONTENDERS["rosu_calibrated"]}
+    settings: dict[str, Any] = {**COMMON, **SMOKE.overrides, **CONTENDERS["rosu_recommended"]}
     plain = {"use_cpu": True, "report_to": [], "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
     config = ROSUConfig(output_dir=str(tmp_path / "copy"), seed=3, **plain, **settings)
     pairs = ForgetRetainDataset(world.data["forget"], world.data["retain"], seed=3)
@@ -39,14 +39,14 @@ def test_a_cell_equals_training_a_copy_in_memory(tmp_path: Path) -> None:
 
     task = DemoTask(SMOKE, {}, tmp_path)
     assert task.refer("before", 3, QUIET).measure() == before
-    started = task.start({**task.base, **CONTENDERS["rosu_calibrated"]}, 3, tmp_path / "cell", QUIET)
+    started = task.start({**task.base, **CONTENDERS["rosu_recommended"]}, 3, tmp_path / "cell", QUIET)
     train_quietly(started.trainer, QUIET)
     assert started.measure() == measure(trainer.model, world)
     assert set(started.measure()) >= set(task.columns)
     assert started.details is not None
     log, found = started.details().values()
     assert log == [entry for entry in trainer.state.log_history if "loss" in entry] and log
-    assert [entry["answer"] for entry in found] == [answer(trainer.model, world, entry["question"]) for entry in found]
+    assert [entry["answer"] for entry in found] == spoken(trainer.model, world, [entry["question"] for entry in found])
     assert {entry["split"] for entry in found} == {"forget", "retain"}
 
 
