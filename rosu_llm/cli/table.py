@@ -94,12 +94,12 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
 
     from ..errors import ConfigError, DataError
     from ..evaluation.tofu.collection import find_reference, find_results, references_beside
-    from ..evaluation.tofu.results import read_result
+    from ..evaluation.tofu.results import check_current, read_result
 
     if not options.paths:
         raise ConfigError("Nothing to show: give run folders such as saves/unlearn/RUN, or result files.")
     files = [file for path in options.paths for file in find_results(path, every_checkpoint=options.checkpoints)]
-    results = {file.resolve(): read_result(file) for file in files}
+    results = {file.resolve(): check_current(read_result(file)) for file in files}
     split = next((result.split for result in results.values() if result.split), None)
     non_members = next((n for result in results.values() for n in result.non_members.values()), None)
     references = []
@@ -107,7 +107,7 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
         reference = None
         if path := given or beside:
             try:
-                reference = read_result(find_reference(path, split, non_members))
+                reference = check_current(read_result(find_reference(path, split, non_members)))
             except DataError:  # what nobody named must not stop the table; it says which flag is missing
                 if given:
                     raise
