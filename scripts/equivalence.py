@@ -22,26 +22,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from equivalence_worker import HONEST, OPTIMIZERS, worker
+from equivalence_worker import HONEST, OPTIMIZERS, results, worker
 
 LAYOUTS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 AMPLIFY = ("direct", "optimizer", "matched")
 LIMIT = {"sgd": 1e-6, "adamw": 1e-4}
 
 
-def launch(layout: str, world: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run the worker processes of one layout; their results."""
+def launch(world: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run all layouts in the same worker processes; their results."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results.pt"
-        command = [sys.executable]
-        if layout != "local":
-            command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
-        command += [__file__, "--worker", layout, "--expect-world", str(world), "--out", str(out)]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
+        command += [__file__, "--worker", "--expect-world", str(world), "--out", str(out)]
         command += ["--steps", str(arguments.steps), "--accumulations", *map(str, arguments.accumulations)]
         command += ["--optimizers", *arguments.optimizers, "--amplify", *arguments.amplify]
-        command += ["--controls"] if arguments.controls else []
+        command += ["--layouts", *arguments.layouts, *(["--controls"] if arguments.controls else [])]
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -49,17 +47,18 @@ def launch(layout: str, world: int, arguments: argparse.Namespace) -> list[dict[
             "CUDA_VISIBLE_DEVICES": "",
             "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
         }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=arguments.timeout)
+        limit = arguments.timeout * len(arguments.layouts)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
         if done.returncode != 0:
-            raise SystemExit(f"{layout}×{world} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-        results: list[dict[str, Any]] = torch.load(out, weights_only=True)
-        return results
+            raise SystemExit(f"{world} processes failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        found: list[dict[str, Any]] = torch.load(out, weights_only=True)
+        return found
 
 
-def compare(results: list[dict[str, Any]], reference: dict[tuple[Any, ...], Any]) -> list[dict[str, Any]]:
+def compare(found: list[dict[str, Any]], reference: dict[tuple[Any, ...], Any]) -> list[dict[str, Any]]:
     """One row per case: honest ones must agree with one process, broken ones must not."""
     rows = []
-    for result in results:
+    for result in found:
         optimizer, amplify, accumulation = result["case"]
         truth = reference[optimizer, amplify]
         difference = float((result["weights"] - truth["weights"]).norm()) / truth["moved"]
@@ -67,6 +66,7 @@ def compare(results: list[dict[str, Any]], reference: dict[tuple[Any, ...], Any]
         near = difference <= LIMIT[optimizer]
         rows.append(
             {
+                "layout": result["layout"],
                 "sabotage": None if honest else result["sabotage"],
                 "optimizer": optimizer,
                 "amplify": amplify,
@@ -112,8 +112,8 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="two steps, one amplification mode")
     parser.add_argument("--timeout", type=int, default=600, help="seconds for one layout")
     parser.add_argument("--json", metavar="FILE", help="also write the rows here")
-    for hidden in ("--worker", "--out"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
     parser.add_argument("--expect-world", type=int, default=1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -123,12 +123,10 @@ def main() -> int:
         arguments.steps, arguments.amplify = 2, ["matched"]
 
     fewest = min(arguments.accumulations)
-    reference = {tuple(r["case"][:2]): r for r in launch("local", 1, arguments) if r["case"][2] == fewest}
+    reference = {tuple(r["case"][:2]): r for r in results("local", arguments) if r["case"][2] == fewest}
     rows = []
-    for layout in arguments.layouts:
-        for world in arguments.worlds:
-            found = compare(launch(layout, world, arguments), reference)
-            rows += [{"layout": layout, "world": world, **row} for row in found]
+    for world in arguments.worlds:
+        rows += [{"world": world, **row} for row in compare(launch(world, arguments), reference)]
     show(rows, arguments.steps)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One rank of scripts/equivalence.py: run every case of a layout, honest or broken on purpose, and keep the weights."""
+"""One rank of scripts/equivalence.py: run every case of every layout, honest or broken on purpose; keep the weights."""
 
 from __future__ import annotations
 
@@ -232,32 +232,22 @@ def run_case(layout: str, optimizer: str, amplify: str, accumulation: int, steps
     return end, measured
 
 
-def cases(arguments: argparse.Namespace) -> list[tuple[str, str, str, int]]:
+def cases(layout: str, arguments: argparse.Namespace) -> list[tuple[str, str, str, int]]:
     """What is broken × optimizer × amplification × accumulation."""
     kinds = [HONEST]
     if arguments.controls:
-        kinds += [kind for kind, layouts in CONTROLS.items() if arguments.worker in layouts]
+        kinds += [kind for kind, layouts in CONTROLS.items() if layout in layouts]
     return list(itertools.product(kinds, arguments.optimizers, arguments.amplify, arguments.accumulations))
 
 
-def worker(arguments: argparse.Namespace) -> None:
-    """Run the cases; rank 0 writes the results."""
+def results(layout: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The cases of a layout on this rank."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    layout = arguments.worker
-    if layout != "local":
-        if layout.startswith("zero"):
-            import deepspeed
-
-            deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-        else:
-            dist.init_process_group("gloo")
-        if dist.get_world_size() != arguments.expect_world:
-            raise SystemExit(f"{dist.get_world_size()} processes instead of {arguments.expect_world}")
-    results = []
-    for kind, optimizer, amplify, accumulation in cases(arguments):
+    found = []
+    for kind, optimizer, amplify, accumulation in cases(layout, arguments):
         with sabotage(kind):
             weights, measured = run_case(layout, optimizer, amplify, accumulation, arguments.steps)
         agree = True
@@ -265,10 +255,25 @@ def worker(arguments: argparse.Namespace) -> None:
             everyone = [torch.zeros_like(weights) for _ in range(dist.get_world_size())]
             dist.all_gather(everyone, weights)
             agree = all(torch.equal(w, weights) for w in everyone)
-        case = {"sabotage": kind, "case": [optimizer, amplify, accumulation]}
-        results.append({**case, "weights": weights, "replicas_equal": agree, **measured})
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        torch.save(results, arguments.out)
-    if dist.is_initialized():
-        dist.barrier()
-        os._exit(0)  # all is written; tearing down gloo's threads now and then aborts the process
+        case = {"layout": layout, "sabotage": kind, "case": [optimizer, amplify, accumulation]}
+        found.append({**case, "weights": weights, "replicas_equal": agree, **measured})
+    return found
+
+
+def worker(arguments: argparse.Namespace) -> None:
+    """Run all layouts; rank 0 writes the results."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if any(layout.startswith("zero") for layout in arguments.layouts):
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    if dist.get_world_size() != arguments.expect_world:
+        raise SystemExit(f"{dist.get_world_size()} processes instead of {arguments.expect_world}")
+    found = [result for layout in arguments.layouts for result in results(layout, arguments)]
+    if dist.get_rank() == 0:
+        torch.save(found, arguments.out)
+    dist.barrier()
+    os._exit(0)  # all is written; tearing down gloo's threads now and then aborts the process

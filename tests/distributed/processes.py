@@ -1,4 +1,4 @@
-"""Start the worker of a distributed test: several cases in one launch, since starting takes longer than training."""
+"""Start the worker of a distributed test: layouts and cases in one launch, for starting takes longer than training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from safetensors.torch import load_file
 from tests.conftest import ROOT
 
 WORKER = ROOT / "tests" / "distributed" / "trainer_worker.py"
-TIMEOUT = 240
+TIMEOUT = 500
 
 #: Name of a case → settings of its training run.
 Cases = dict[str, dict[str, Any]]
+#: Layout → its cases, in an order in which one process can run them.
+Plan = dict[str, Cases]
 
 
 def environment() -> dict[str, str]:
@@ -34,18 +36,18 @@ def environment() -> dict[str, str]:
     }
 
 
-def start(layout: str, folder: Path, world: int, cases: Cases) -> subprocess.CompletedProcess[str]:
-    """Run the cases one after another under torchrun (``local``: without)."""
+def start(plan: Plan, folder: Path, world: int) -> subprocess.CompletedProcess[str]:
+    """Run the layouts and their cases one after another under torchrun (one process: without)."""
     command = [sys.executable]
-    if layout != "local":
+    if world > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
-    command += [str(WORKER), layout, str(folder), json.dumps(cases)]
+    command += [str(WORKER), str(folder), json.dumps(plan)]
     return subprocess.run(
         command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
 
 
-def start_alone(layout: str, folder: Path, world: int, cases: Cases) -> list[subprocess.Popen[bytes]]:
+def start_alone(plan: Plan, folder: Path, world: int) -> list[subprocess.Popen[bytes]]:
     """The ranks by hand: nothing watches over them and ends the others when one dies."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -53,7 +55,7 @@ def start_alone(layout: str, folder: Path, world: int, cases: Cases) -> list[sub
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     return [
         subprocess.Popen(
-            [sys.executable, str(WORKER), layout, str(folder), json.dumps(cases)],
+            [sys.executable, str(WORKER), str(folder), json.dumps(plan)],
             env={**environment(), **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
@@ -81,8 +83,8 @@ def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([weights[name].double().reshape(-1) for name in sorted(weights)])
 
 
-def train(layout: str, folder: Path, cases: Cases, world: int = 2) -> dict[str, Run]:
-    """Run the cases; fails with the workers' errors if they do."""
-    done = start(layout, folder, world, cases)
+def train(plan: Plan, folder: Path, world: int = 2) -> dict[str, dict[str, Run]]:
+    """Run the cases of every layout; fails with the workers' errors if they do."""
+    done = start(plan, folder, world)
     assert done.returncode == 0, done.stderr[-6000:]
-    return {name: Run(folder / name) for name in cases}
+    return {layout: {name: Run(folder / layout / name) for name in cases} for layout, cases in plan.items()}

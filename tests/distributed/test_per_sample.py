@@ -6,48 +6,18 @@ pass of every sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.distributed.processes import Cases, Run, flat, train
+from tests.distributed.cases import PER_SAMPLE, PER_SAMPLE_LAYOUTS
+from tests.distributed.conftest import Runs
+from tests.distributed.processes import flat
 from tests.models import tiny_llama
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-LAYOUTS = ("ddp", "fsdp2", "zero3")
-#: With Adam's own ε = 1e-8, coordinates whose second moment is rounding noise make up D⁻¹q, in every layout others.
-METRIC = {"metric": "adam", "adam_epsilon": 1e-3}
-CASES: Cases = {
-    "rank": {"protect_rank": 3, "include_mean": True},
-    "gu": {"method": "gu"},
-    "metric": {**METRIC, "max_steps": 5},
-    "both": {**METRIC, "protect_rank": 2, "amplify": "optimizer"},
-}
-HESSIANS: Cases = {mode: {"jacobian": mode} for mode in ("relaxed", "exact", "no_a1", "no_a2")}
 
-Runs = Callable[[str], dict[str, Run]]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """All cases of a layout in one launch, when first asked for."""
-    known: dict[str, dict[str, Run]] = {}
-
-    def get(layout: str) -> dict[str, Run]:
-        if layout.startswith("zero"):
-            pytest.importorskip("deepspeed")
-        if layout not in known:
-            folder = tmp_path_factory.mktemp(layout)
-            cases = {**CASES, **HESSIANS} if layout in ("local", "ddp") else CASES  # sharded layouts refuse them
-            known[layout] = train(layout, folder, cases, world=1 if layout == "local" else 2)
-        return known[layout]
-
-    return get
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("layout", PER_SAMPLE_LAYOUTS)
+@pytest.mark.parametrize("case", PER_SAMPLE)
 def test_the_weights_of_one_process(layout: str, case: str, runs: Runs) -> None:
     spread, truth = runs(layout)[case], runs("local")[case]
     assert spread.record["world"] == 2

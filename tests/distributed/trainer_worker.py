@@ -1,8 +1,9 @@
 """One process of distributed training runs for the tests; started by torchrun.
 
-    trainer_worker.py LAYOUT FOLDER CASES_JSON
+    trainer_worker.py FOLDER PLAN_JSON
 
-For every case (name → settings) a tiny Llama is trained with ROSUTrainer. Rank 0 writes into FOLDER/name: the model as
+For every layout and each of its cases (name → settings) a tiny Llama is trained with ROSUTrainer. Rank 0 writes into
+FOLDER/layout/name: the model as
 ``save_model`` writes it, ``weights.safetensors`` with the trained weights as they are in memory, and ``logs.json``.
 """
 
@@ -14,6 +15,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,15 +26,19 @@ from tests.distributed.leaving import leave
 OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict", "fail", "unlike")
 
 
-def claim(layout: str) -> dict[str, Any]:
+def claim(layout: str, state_dict: str | None) -> dict[str, Any]:
     """Make accelerate's state the layout's, on a CPU; the TrainingArguments that go with it."""
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_USE_", "FSDP_"))]:
+        del os.environ[name]  # of the layout before
+    AcceleratorState._reset_state(reset_partial_state=True)
+    if layout == "fsdp2":
+        export_fsdp(state_dict)
     if layout.startswith("zero"):
         # On a CPU each rank would think it is alone: claim the state with gloo before the arguments build it.
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-        AcceleratorState._reset_state()
         PartialState(backend="gloo")
         return {
             "use_cpu": True,
@@ -49,7 +55,6 @@ def claim(layout: str) -> dict[str, Any]:
         }
     if layout == "fsdp2":
         # accelerate takes up FSDP only where it sees accelerators: say so. All the rest is its own path.
-        AcceleratorState._reset_state()
         PartialState(cpu=True, backend="gloo").distributed_type = DistributedType.MULTI_GPU
         return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}
     return {"use_cpu": True} if layout == "local" else {"use_cpu": True, "ddp_backend": "gloo"}
@@ -81,8 +86,8 @@ def trained_weights(model: Any) -> dict[str, torch.Tensor]:
         return {name: p.detach().clone().contiguous() for name, p in whole.items()}
 
 
-def spoil(options: dict[str, Any]) -> None:
-    """What happens to one process only: an error inside the perturbed pass, or a device that rounds differently."""
+def spoil(options: dict[str, Any]) -> contextlib.ExitStack:
+    """Until it is closed, one process has an error inside the perturbed pass, or a device that rounds differently."""
     from rosu_llm.space.blocks import Sums
     from rosu_llm.step.engine import StepEngine
 
@@ -93,10 +98,12 @@ def spoil(options: dict[str, Any]) -> None:
             raise RuntimeError("out of memory")
         return passed(engine, name, closures)
 
+    stack = contextlib.ExitStack()
     if options["unlike"]:
-        Sums.total = lambda sums: computed(sums) * (1.0 + 1e-3)  # type: ignore[method-assign]
+        stack.enter_context(mock.patch.object(Sums, "total", lambda sums: computed(sums) * (1.0 + 1e-3)))
     if options["fail"]:
-        StepEngine._pass = fail  # type: ignore[method-assign]
+        stack.enter_context(mock.patch.object(StepEngine, "_pass", fail))
+    return stack
 
 
 def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
@@ -107,8 +114,6 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     options = {key: settings.pop(key, None) for key in OPTIONS}
-    if layout == "fsdp2":
-        export_fsdp(options["state_dict"])
     config = ROSUConfig(
         **{
             "output_dir": str(folder / "run"),
@@ -121,7 +126,7 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
             "logging_steps": 1,
             "save_strategy": "no",
             "disable_tqdm": True,
-            **claim(layout),
+            **claim(layout, options["state_dict"]),
             **settings,
         }
     )
@@ -139,6 +144,7 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
         train_dataset=ForgetRetainDataset(samples(count, seed=1), samples(40, seed=2)),
         eval_dataset=ForgetRetainDataset(samples(6, seed=4), samples(6, seed=5)) if options["evaluate"] else None,
         holdout_dataset=samples(5, seed=3),
+        budget_dataset=samples(4, seed=6),
         peft_config=peft_config,
     )
     if trainer.accelerator.num_processes != world:
@@ -150,9 +156,8 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
                 os._exit(3)
 
         trainer.add_callback(Die())
-    if trainer.accelerator.process_index == 1:
-        spoil(options)
-    trainer.train(resume_from_checkpoint=options["resume"])
+    with spoil(options) if trainer.accelerator.process_index == 1 else contextlib.nullcontext():
+        trainer.train(resume_from_checkpoint=options["resume"])
     trainer.save_model(str(folder / "model"))
     weights = trained_weights(trainer.model)
     if layout == "ddp":
@@ -171,11 +176,13 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    layout, folder, cases = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    folder, plan = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
-    for name, settings in cases.items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        run(layout, folder / name, settings)
+    for layout, cases in plan.items():
+        for name, settings in cases.items():
+            place = folder / layout / name
+            place.mkdir(parents=True, exist_ok=True)
+            run(layout, place, settings)
     leave()
 
 

@@ -68,10 +68,6 @@ def test_two_processes_give_the_result_of_one(arguments: list[str], tmp_path: Pa
     assert asked and max(asked) <= 84
     assert shared.stdout.count("| method |") == 1  # only the first process speaks
 
-    again = start([*arguments, "--out", str(tmp_path / "two")], tmp_path / "cache-two", world=2)
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert read(tmp_path / "two")["base"]["cached"] and read(tmp_path / "two")["delta_score"] == one["delta_score"]
-
 
 def test_a_launch_with_the_wrong_number_of_processes_is_noticed(arguments: list[str], tmp_path: Path) -> None:
     done = start([*arguments, "--expect-processes", "3", "--out", str(tmp_path)], tmp_path / "cache")

@@ -1,0 +1,61 @@
+"""What the distributed tests train, and in which layouts."""
+
+from __future__ import annotations
+
+from tests.distributed.processes import Cases, Plan
+
+LAYOUTS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+
+CHECKPOINTING = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+ADAPTER = {"lora": True, "max_steps": 3}
+CALIBRATED = {"calibrate": 5.0, "forget_loss": "npo", "amplify": "optimizer"}
+BOUNDED = {"forget_until": "holdout", "forget_margin": 0.2, "rho": "auto"}
+#: Nothing stays inside: back to the start after the second step, and again after the fourth.
+BUDGET = {"budget": 1e-9, "budget_every": 2, "budget_tries": 5, "learning_rate": 0.05}
+SAVING = {"save_strategy": "steps", "save_steps": 2, "forget_loss": "npo"}
+
+EVERYWHERE: Cases = {
+    "plain": {},
+    "saving": SAVING,
+    "checkpointing": CHECKPOINTING,
+    "lora": {**ADAPTER, **CHECKPOINTING},
+    "calibrated": CALIBRATED,
+    "bounded": BOUNDED,
+    "budget": BUDGET,
+    "uneven": {"uneven": True, "max_steps": 7, "calibrate": "holdout"},
+}
+BESIDES: dict[str, Cases] = {
+    "ddp": {"twenty": {"max_steps": 20, "calibrate": "holdout"}, "unlike": {"unlike": True}},
+    "fsdp2": {
+        "evaluated": {"evaluate": True, "eval_strategy": "steps", "eval_steps": 1},
+        "bf16": {"bf16": True, "max_steps": 2, "rho": 1.0},
+        "full": {**SAVING, "state_dict": "FULL_STATE_DICT"},
+    },
+}
+
+#: With Adam's own ε = 1e-8, coordinates whose second moment is rounding noise make up D⁻¹q, in every layout others.
+METRIC = {"metric": "adam", "adam_epsilon": 1e-3}
+PER_SAMPLE: Cases = {
+    "rank": {"protect_rank": 3, "include_mean": True},
+    "gu": {"method": "gu"},
+    "metric": {**METRIC, "max_steps": 5},
+    "both": {**METRIC, "protect_rank": 2, "amplify": "optimizer"},
+}
+#: Where the cases of single samples run.
+PER_SAMPLE_LAYOUTS = ("ddp", "fsdp2", "zero3")
+#: On one device and under DDP only: sharded layouts refuse them.
+HESSIANS: Cases = {mode: {"jacobian": mode} for mode in ("relaxed", "exact", "no_a1", "no_a2")}
+
+
+def alone() -> Cases:
+    """What one process trains for comparison."""
+    return {"plain": {}, "lora": ADAPTER, "calibrated": CALIBRATED, "bounded": BOUNDED, **PER_SAMPLE, **HESSIANS}
+
+
+def spread(deepspeed: bool) -> Plan:
+    """What two processes train; ZeRO-3 last, for it changes how models are built."""
+    plan = {layout: {**EVERYWHERE, **BESIDES.get(layout, {})} for layout in LAYOUTS}
+    for layout in PER_SAMPLE_LAYOUTS:
+        plan[layout].update(PER_SAMPLE)
+    plan["ddp"].update(HESSIANS)
+    return {layout: cases for layout, cases in plan.items() if deepspeed or not layout.startswith("zero")}
