@@ -38,7 +38,7 @@ class Depth:
 
     def __init__(self, targets: Targets, margin: float) -> None:
         self._targets, self._margin = targets, margin
-        #: The mean weight of the first step, which a resumed run must know.
+        #: The mean weight of the first step with any, which a resumed run must know.
         self.start: float | None = None
         self._seen = torch.zeros(5, dtype=torch.float64)
 
@@ -62,12 +62,14 @@ class Depth:
         return weights
 
     def remaining(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> float:
-        """How much is left to forget: the mean weight of this step's batches over that of the first step's."""
+        """How much is left to forget: the mean weight of this step's batches over that of the first that had any."""
         count, weight = mean_over_ranks(self._seen[:2]).tolist()
         mean = float(weight / count) if count else 0.0
+        if mean == 0.0:
+            return 0.0
         if self.start is None:
             self.start = mean
-        return min(1.0, mean / self.start) if self.start > 0.0 else 0.0
+        return min(1.0, mean / self.start)
 
     def logs(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Means over what was weighed since the last call, over all processes."""

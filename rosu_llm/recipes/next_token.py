@@ -95,7 +95,7 @@ def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
 
 def _set_aside(retain: Any) -> tuple[list[Any], list[Any]]:
     """What is trained on, and the evenly spaced twentieth that is not, at least two."""
-    step = max(1, min(20, len(retain) // 2))
+    step = max(2, min(20, len(retain) // 2))
     kept = range(step - 1, len(retain), step)
     logger.info("budget: %d of %d retain samples take no part in training", len(kept), len(retain))
     return [retain[i] for i in range(len(retain)) if i not in kept], [retain[i] for i in kept]

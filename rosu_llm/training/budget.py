@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..step import UnlearningStep
 from .config import MethodArguments
 
@@ -55,9 +55,10 @@ class Budget(TrainerCallback):
         self._step = step
         if self.initial is None:
             self.initial = self._measure()
-            if not isfinite(self.initial):
+            if not (isfinite(self.initial) and self.initial > 0.0):
                 raise DataError(
-                    f"The loss of the budget data is {self.initial} before the first step: check that it has answers."
+                    f"The loss of the budget data is {self.initial} before the first step, so that its relative rise "
+                    "says nothing: check that it has answers."
                 )
             self._take_note(0)
         step.pull_scale = 0.5 ** ((self.returns + 1) // 2)
@@ -129,9 +130,16 @@ class Budget(TrainerCallback):
         """Forget everything, or take what a checkpoint holds."""
         self._step, self._note = None, {}
         self.initial, self.returns, self.noted_at = None, 0, 0
-        if known is not None and checkpoint is not None:
-            self.initial, self.returns, self.noted_at = known["initial"], known["returns"], known["noted_at"]
-            self._note = load_file(checkpoint / NOTE_FILE.format(rank=rank))
+        if checkpoint is None:
+            return
+        path = checkpoint / NOTE_FILE.format(rank=rank)
+        if known is None or not path.is_file():
+            raise ConfigError(
+                f"{str(checkpoint)!r} holds no {path.name}: it was not written by a run with a budget, and the loss at "
+                "its start cannot be recovered."
+            )
+        self.initial, self.returns, self.noted_at = known["initial"], known["returns"], known["noted_at"]
+        self._note = load_file(path)
 
 
 def check_budget_data(samples: Any) -> None:

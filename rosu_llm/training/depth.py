@@ -90,7 +90,7 @@ class Bound:
         assert unseen.holdout is not None
         if self._settings.forget_level == "token":
             return self._holdout_tokens(model, unseen)
-        found = [value for _, (value,) in _measured(model, unseen.holdout(), each_token=False)]
+        found = _levels(model, unseen.holdout(), "holdout_dataset")
         keys = [key for batch in unseen.forget() for key in sample_keys(batch)]
         if self._settings.forget_draw:
             values = drawn(found, len(keys), self._seed)
@@ -103,7 +103,9 @@ class Bound:
         assert unseen.holdout is not None
         kept = list(unseen.holdout())
         losses = dict(_measured(model, kept, each_token=True))
-        known = [(sample, losses[key]) for batch in kept for key, sample in _tokens(batch) if key in losses]
+        known = [(sample, losses[key]) for batch in kept for key, sample in _tokens(batch) if losses[key]]
+        if not known:
+            raise _no_answer("holdout_dataset")
         generator = np.random.default_rng(abs(self._seed))
         values: dict[str, Sequence[float]] = {}
         for batch in unseen.forget():
@@ -125,7 +127,7 @@ class Bound:
         keys = [key for batch in unseen.forget() for key in sample_keys(batch)]
         values: dict[str, Sequence[float]] = {}
         for key, batch in zip(keys, unseen.alternates(), strict=True):
-            values[key] = (float(np.mean([value for _, (value,) in _measured(model, [batch], each_token=False)])),)
+            values[key] = (float(np.mean(_levels(model, [batch], "alternates_dataset"))),)
         return values
 
     def _of(self, batch: Batch) -> Tensor:
@@ -137,7 +139,8 @@ class Bound:
             return torch.full(shape, float(self._settings.forget_until), dtype=torch.float64, device=labels.device)
         found = self.targets.of(batch, "target of forget_until")
         if not token:
-            return torch.tensor([value for (value,) in found], dtype=torch.float64, device=labels.device)
+            values = [own[0] if own else 0.0 for own in found]  # one without an answer has no gradient to weigh
+            return torch.tensor(values, dtype=torch.float64, device=labels.device)
         targets = torch.zeros(mask.shape, dtype=torch.float64, device=labels.device)
         targets[mask] = torch.tensor([value for own in found for value in own], dtype=torch.float64).to(labels.device)
         return targets
@@ -224,16 +227,29 @@ def counterparts(answer: Sequence[int], other: Sequence[int], losses: Sequence[f
     return values
 
 
+def _levels(model: nn.Module, batches: Iterable[Batch], name: str) -> list[float]:
+    """The mean losses of all samples with an answer."""
+    found = [own[0] for _, own in _measured(model, batches, each_token=False) if own]
+    if not found:
+        raise _no_answer(name)
+    return found
+
+
+def _no_answer(name: str) -> DataError:
+    return DataError(
+        f"{name} has samples without any answer token (every label is -100): forget_until has nothing to measure there."
+    )
+
+
 @torch.no_grad()
 def _measured(
     model: nn.Module, batches: Iterable[Batch], *, each_token: bool
 ) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Key and loss of every sample with an answer: its mean, or that of each answer token."""
+    """Key and loss of every sample: its mean, or that of each answer token; nothing where it has no answer."""
     with evaluating(model):
         for batch in batches:
             labels, logits = batch["labels"], logits_of(model, batch)
             mask = answer_mask(labels)
             values = token_nll(logits, labels) if each_token else sample_nll(logits, labels)[:, None]
             for key, own, keep in zip(sample_keys(batch), values.double().cpu(), mask.cpu(), strict=True):
-                if bool(keep.any()):
-                    yield key, tuple((own[keep] if each_token else own).tolist())
+                yield key, tuple((own[keep] if each_token else own[: bool(keep.any())]).tolist())
