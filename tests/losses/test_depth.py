@@ -139,3 +139,16 @@ def test_a_loss_that_never_reads_the_logits_is_refused() -> None:
     net, batch = model(), naive.padded(BATCH, 14)
     with pytest.raises(ConfigError, match="forget_until"), Depth(lambda _: torch.zeros(6), 1.0).gate(batch).on(net):
         net.head.weight.square().sum()
+
+
+def test_what_is_left_is_measured_by_the_first_step_that_had_any() -> None:
+    """A first window that is deep enough already must not switch everything after it off."""
+    net, batch, level = model(), naive.padded(BATCH, 14), [-1.0]
+    depth = Depth(lambda _: torch.full((6,), level[0], dtype=torch.float64), 1e3)
+    left = []
+    for level[0] in (-1.0, 500.0, 250.0, -1.0):
+        with depth.gate(batch).on(net):
+            get_loss("nll", "forget").function(net, batch, LossContext())
+        left.append(depth.remaining(lambda values: values))
+        depth.logs(lambda values: values)
+    assert left == [0.0, 1.0, pytest.approx(0.5, abs=0.01), 0.0]  # losses of about 4 against targets of hundreds

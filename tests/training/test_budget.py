@@ -121,3 +121,9 @@ def test_a_budget_that_cannot_work(
 ) -> None:
     with pytest.raises(error, match=message):
         trainer(tmp_path, **settings)
+
+
+def test_a_checkpoint_without_a_budget_is_no_start_for_one(tmp_path: Path) -> None:
+    trainer(tmp_path, save_strategy="steps", save_steps=3)[0].train()
+    with pytest.raises(ConfigError, match="rosu_budget_0"):
+        trainer(tmp_path, budget=0.1)[0].train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))

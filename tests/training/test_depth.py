@@ -138,3 +138,28 @@ def test_what_cannot_work_is_said_before_anything_is_trained(
 ) -> None:
     with pytest.raises(error, match=message):
         trainer(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("level", ["sequence", "token"])
+def test_held_out_samples_without_answers_are_named(level: str, tmp_path: Path) -> None:
+    empty = [naive.unanswered([4, 5, 6])]
+    with pytest.raises(DataError, match="holdout_dataset has samples without any answer"):
+        trainer(tmp_path, forget_until="holdout", forget_level=level, holdout_dataset=empty).train()
+
+
+def test_a_forget_sample_without_an_answer_takes_no_part(tmp_path: Path) -> None:
+    data = ForgetRetainDataset([*FORGET[:3], naive.unanswered([4, 5, 6])], RETAIN)
+    for level in ("sequence", "token"):
+        made = config(tmp_path / level, forget_until="base", forget_level=level, max_steps=2)
+        t = ROSUTrainer(tiny_llama(), made, train_dataset=data, base_model=tiny_llama(7))
+        t.train()
+        assert all("depth/reached" in entry for entry in logs(t))
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(4, 2), (5, 2), (40, 2), (100, 5)])
+def test_some_retain_samples_are_set_aside_for_the_budget(rows: int, kept: int) -> None:
+    from rosu_llm.recipes.next_token import _set_aside
+
+    trained, aside = _set_aside(list(range(rows)))
+    assert len(aside) == kept
+    assert sorted([*trained, *aside]) == list(range(rows))
