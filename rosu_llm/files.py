@@ -135,3 +135,14 @@ def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(inner, f"{path}{key}.")
         else:
             yield f"{path}{key}", inner
+
+
+def part_of(checkpoint: str | Path, name: str, run: str) -> Path:
+    """The file ``name`` of a checkpoint, which ``run`` leaves there; what it holds cannot be made up later."""
+    path = Path(checkpoint) / name
+    if not path.is_file():
+        raise ConfigError(
+            f"{str(checkpoint)!r} holds no {name}: it was not written by a run with {run}, and what that measured "
+            "before its first step cannot be recovered."
+        )
+    return path

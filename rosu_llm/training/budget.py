@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from ..errors import ConfigError, DataError
+from ..files import part_of
 from ..step import UnlearningStep
 from .config import MethodArguments
 
@@ -53,15 +54,25 @@ class Budget(TrainerCallback):
         if self._step is step:
             return
         self._step = step
-        if self.initial is None:
-            self.initial = self._measure()
-            if not (isfinite(self.initial) and self.initial > 0.0):
-                raise DataError(
-                    f"The loss of the budget data is {self.initial} before the first step, so that its relative rise "
-                    "says nothing: check that it has answers."
-                )
-            self._take_note(0)
+        if not self._note:
+            self._begin_afresh()
         step.pull_scale = 0.5 ** ((self.returns + 1) // 2)
+
+    def _begin_afresh(self) -> None:
+        loss = self._measure()
+        if not (isfinite(loss) and loss > 0.0):
+            raise DataError(
+                f"The loss of the budget data is {loss} before the first step, so that its relative rise says nothing: "
+                "check that it has answers."
+            )
+        self.initial = loss if self.initial is None else self.initial
+        rise, budget = loss / self.initial - 1.0, float(self._settings.budget or 0.0)
+        if rise > budget:
+            raise ConfigError(
+                f"budget={budget} is exceeded before the first step: an earlier training of this model has raised the "
+                f"loss of the budget data by {rise:.1%}. Start from the model as it was, or raise the budget."
+            )
+        self._take_note(0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Look at the budget data if it is due."""
@@ -126,20 +137,17 @@ class Budget(TrainerCallback):
         whole = {name: value.contiguous() for name, value in self._note.items()}
         save_file(whole, folder / NOTE_FILE.format(rank=rank))
 
-    def restart(self, known: Mapping[str, Any] | None, checkpoint: Path | None, rank: int) -> None:
-        """Forget everything, or take what a checkpoint holds."""
-        self._step, self._note = None, {}
-        self.initial, self.returns, self.noted_at = None, 0, 0
-        if checkpoint is None:
-            return
-        path = checkpoint / NOTE_FILE.format(rank=rank)
-        if known is None or not path.is_file():
-            raise ConfigError(
-                f"{str(checkpoint)!r} holds no {path.name}: it was not written by a run with a budget, and the loss at "
-                "its start cannot be recovered."
-            )
-        self.initial, self.returns, self.noted_at = known["initial"], known["returns"], known["noted_at"]
-        self._note = load_file(path)
+    def restart(self, checkpoint: str | None, known: Mapping[str, Any], rank: int, *, new_model: bool) -> None:
+        """Before training: begin anew, or take what a checkpoint holds.
+
+        A second training of one model is measured by the loss before the first, but not where a ``new_model`` is made.
+        """
+        self._step, self._note, self.returns, self.noted_at = None, {}, 0, 0
+        if checkpoint is not None:
+            self._note = load_file(part_of(checkpoint, NOTE_FILE.format(rank=rank), "a budget"))
+            self.initial, self.returns, self.noted_at = known["initial"], known["returns"], known["noted_at"]
+        elif new_model:
+            self.initial = None
 
 
 def check_budget_data(samples: Any) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from ..compat import dtype_argument, load_causal_model
 from ..errors import ConfigError, DataError, one_line
+from ..files import part_of
 from ..losses.depth import Depth, sample_nll
 from ..losses.language import IGNORE, answer_mask, logits_of, token_nll
 from ..losses.reference import SampleValues, evaluating, sample_keys
@@ -66,18 +66,18 @@ class Bound:
         """Whether the targets depend on the sample."""
         return isinstance(self._settings.forget_until, str)
 
-    def restart(self, checkpoint: str | None) -> None:
-        """Forget the targets, or take those of a checkpoint: the model they were measured with is gone by then."""
-        self.targets = SampleValues()
-        if checkpoint is None or not self.measured:
+    def restart(self, checkpoint: str | None, start: float | None, *, new_model: bool) -> None:
+        """Before training: keep the targets there are, or take those of a checkpoint.
+
+        As for references: a second training goes on from the first one's weights, which say nothing about unseen data
+        any more, but not where a ``new_model`` is made for it. ``start`` is the checkpoint's :attr:`Depth.start`.
+        """
+        if checkpoint is None and not new_model:
             return
-        path = Path(checkpoint) / TARGETS_FILE
-        if not path.is_file():
-            raise ConfigError(
-                f"{checkpoint!r} holds no {TARGETS_FILE}: it was not written by a run with "
-                f"forget_until={self._settings.forget_until!r}, and its targets cannot be recovered."
-            )
-        self.targets = SampleValues.load(path)
+        self.targets, self.depth.start = SampleValues(), start
+        if checkpoint is not None and self.measured:
+            until = f"forget_until={self._settings.forget_until!r}"
+            self.targets = SampleValues.load(part_of(checkpoint, TARGETS_FILE, until))
 
     def compute(self, model: nn.Module, unseen: Unseen) -> None:
         """The targets under the weights the model has now, unless they are known."""

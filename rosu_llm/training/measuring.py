@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
+from ..files import part_of
 from ..step import Calibration, UnlearningStep
 from .budget import Budget, check_budget_data
 from .checkpoints import MEMORY_FILE, STATE_FILE, load_memory
@@ -126,32 +127,27 @@ class Measuring(Base):  # type: ignore[misc]
     def _restart(self, checkpoint: str | None) -> None:
         """Forget what earlier runs measured, or take what a checkpoint holds: the initial model is gone by then."""
         self._resumed_from = checkpoint
-        self._references.restart(checkpoint, new_model=self.model_init is not None)
-        if self._bound is not None:
-            self._bound.restart(checkpoint)
-        if checkpoint is None and (self._references.needs_logprobs or (self._bound and self._bound.measured)):
-            self._check_indexable()
+        new_model = self.model_init is not None
         state = Path(checkpoint or "") / STATE_FILE
         self._known_state = json.loads(state.read_text()) if checkpoint and state.is_file() else {}
+        self._references.restart(checkpoint, new_model=new_model)
+        if self._bound is not None:
+            self._bound.restart(checkpoint, self._known_state.get("depth_start"), new_model=new_model)
+        if self._budget is not None:
+            known = self._known_state.get("budget", {})
+            self._budget.restart(checkpoint, known, self._note_rank(), new_model=new_model)
+        if checkpoint is None and (self._references.needs_logprobs or (self._bound and self._bound.measured)):
+            self._check_indexable()
         self._metrics.clear()
         self._metrics.update(self._known_state.get("since_last_log", {}))
-        if self._bound is not None:
-            self._bound.depth.start = self._known_state.get("depth_start")
-        if self._budget is not None:
-            place = None if checkpoint is None else Path(checkpoint)
-            self._budget.restart(self._known_state.get("budget"), place, self._note_rank())
         if self._calibration is not None:
             self._calibration.target = self._known_state.get("calibrate_target", self._calibration.target)
 
     def _restore_step(self, step: UnlearningStep) -> None:
         """The memory and the radius that the step had at the checkpoint."""
         if step.rule.remembers is not None and self._resumed_from is not None:
-            path = Path(self._resumed_from) / MEMORY_FILE.format(rank=self._note_rank())
-            if not path.is_file():
-                raise ConfigError(
-                    f"{self._resumed_from!r} holds no {path.name}: it was not written by a run with "
-                    f"protect={self.method_args.protect!r}."
-                )
+            name, protect = MEMORY_FILE.format(rank=self._note_rank()), f"protect={self.method_args.protect!r}"
+            path = part_of(self._resumed_from, name, protect)
             step.space.memory.update(load_memory(path, self.args.device))
         if step.radius is not None and "radius" in self._known_state:
             step.radius.rho, step.radius.size = self._known_state["radius"]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import ConfigError, UnsupportedLayoutError
+from ..errors import UnsupportedLayoutError
+from ..files import part_of
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..losses.registry import Batch
 from .config import MethodArguments
@@ -83,12 +83,7 @@ class References:
         self.logprobs, self._fixed = ReferenceLogProbs(), True
         if not self.needs_logprobs:
             return
-        path = Path(checkpoint) / REFERENCE_FILE
-        if not path.is_file():
-            raise ConfigError(
-                f"{checkpoint!r} holds no {REFERENCE_FILE}: it was not written by a run with "
-                f"forget_loss={self._settings.forget_loss!r}, and the initial model's values cannot be recovered."
-            )
+        path = part_of(checkpoint, REFERENCE_FILE, f"forget_loss={self._settings.forget_loss!r}")
         self.logprobs = ReferenceLogProbs.load(path)
 
     def compute(self, model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:

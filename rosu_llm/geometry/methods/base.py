@@ -164,9 +164,8 @@ class Protecting(BaseRule):
     protect_rank: int | None = option(
         None,
         "Protected retain directions: 1 is the mean (rosu's default), k ≥ 2 are k sampled examples.",
-        exclusive=True,
     )
-    include_mean: bool = option(False, "Protect the mean retain gradient besides the sampled ones.", exclusive=True)
+    include_mean: bool = option(False, "Protect the mean retain gradient besides the sampled ones.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,7 +198,8 @@ class InMetric(BaseRule):
     """A rule that projects in the Euclidean metric or in the optimizer's."""
 
     metric: str = option(
-        "euclidean", "Metric in which rosu and gu project: euclidean, or adam (the optimizer's).", exclusive=True
+        "euclidean",
+        "Metric in which rosu and gu project: euclidean, or adam (the optimizer's).",
     )
 
     def __post_init__(self) -> None:

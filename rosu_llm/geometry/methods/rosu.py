@@ -48,7 +48,6 @@ class Rosu(Surrogate):
         "residue",
         "When rosu takes a plain retain step: paper (‖q‖ ≤ eps_q alone), or residue (also where q is mostly what τ "
         "leaves of the retain gradient).",
-        exclusive=True,
     )
 
     def __post_init__(self) -> None:

@@ -47,10 +47,10 @@ class SubspaceRosu(Rosu, Protecting, InMetric):
     protect: str = option(
         "batch",
         "Mean retain gradient that rosu protects: of the batch, of the memory of earlier ones, or both.",
-        exclusive=True,
     )
     memory_decay: float = option(
-        0.9, "protect memory or both: share of the memory that each step keeps.", exclusive=True
+        0.9,
+        "protect memory or both: share of the memory that each step keeps.",
     )
 
     @classmethod
