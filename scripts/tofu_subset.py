@@ -4,6 +4,8 @@
 
 The first questions of forget01 (an author is 20 of them), three times as many of retain99, and as many of every
 other set that an evaluation of forget01 reads. ``full`` is what the target model learns: both of the former.
+``level`` holds further authors that nobody learns, for ``forget_until: holdout``: not those of holdout01, by which the
+result is judged.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=20, help="questions to forget, and to ask per set")
     options = parser.parse_args()
     rows = {name: tofu_rows(options.source, name, limit=times * options.limit) for name, times in SETS.items()}
+    known = {row["question"] for row in tofu_rows(options.source, "holdout01")}
+    others = [row for row in tofu_rows(options.source, "holdout10") if row["question"] not in known]
+    rows["level"] = others[: 2 * options.limit]
     rows["full"] = [*rows["retain99"], *rows["forget01"]]
     for name, part in rows.items():
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)

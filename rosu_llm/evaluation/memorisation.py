@@ -5,8 +5,9 @@ All figures but one come from a forward pass per sample under teacher forcing; t
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from ..data.pairing import ForgetRetainCollator
 from ..errors import DataError
 from ..losses import answer_mask, logits_of, token_nll
+from ..losses.language import IGNORE
+from ..losses.reference import evaluating
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,33 @@ def score(model: nn.Module, samples: Samples, *, pad_token_id: int = 0, batch_si
     finally:
         model.train(training)
     return Scores(nll, match)
+
+
+@torch.no_grad()
+def greedy(model: Any, prompts: Sequence[Sequence[int]], *, length: int, pad_token_id: int) -> list[list[int]]:
+    """What the model says after each prompt; prompts of the same length are asked together, so that none is padded."""
+    said: list[list[int]] = [[] for _ in prompts]
+    device = next(model.parameters()).device
+    with evaluating(model):
+        for size in sorted({len(prompt) for prompt in prompts}):
+            rows = [i for i, prompt in enumerate(prompts) if len(prompt) == size]
+            ids = torch.tensor([list(prompts[i]) for i in rows], device=device)
+            mask = torch.ones_like(ids)
+            options = {"max_new_tokens": length, "do_sample": False, "pad_token_id": pad_token_id}
+            output = model.generate(ids, attention_mask=mask, **options)[:, size:]
+            for i, row in zip(rows, output.tolist(), strict=True):
+                said[i] = row
+    return said
+
+
+def degenerate_share(model: Any, samples: Samples, tokenizer: Any, *, length: int = 48) -> float:
+    """Share of greedy answers to the samples' questions that are noise."""
+    prompts = []
+    for sample in (samples[i] for i in range(len(samples))):
+        first = next((i for i, label in enumerate(sample["labels"]) if label != IGNORE), len(sample["labels"]))
+        prompts.append(sample["input_ids"][:first])
+    said = greedy(model, prompts, length=length, pad_token_id=tokenizer.pad_token_id)
+    return mean(is_degenerate(tokenizer.decode(row, skip_special_tokens=True)) for row in said)
 
 
 def is_degenerate(text: str, *, longest: int = 8) -> bool:

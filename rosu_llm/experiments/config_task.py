@@ -19,9 +19,10 @@ from transformers import TrainingArguments
 
 from ..data.sources import local_file
 from ..errors import DataError
-from ..evaluation.memorisation import membership_auc, score
+from ..evaluation.memorisation import degenerate_share, membership_auc, score
+from ..recipes.next_token import chat_format, sample_reader
 from ..recipes.prepare import Loaded, load, prepare
-from ..recipes.settings import WITHOUT_OUTPUT, RunArguments, build, type_values
+from ..recipes.settings import WITHOUT_OUTPUT, Recipe, RunArguments, build, type_values
 from ..training.config import NAMES
 from ..training.presets import WITHOUT_UNSEEN
 from .attempt import ANSWER_COLUMNS, Started, Steps
@@ -40,32 +41,48 @@ class ConfigTask:
     Next-token runs are measured by what the model still answers (and by the loss attack, where there is held-out
     data); representation-level runs by both losses, averaged over the last tenth of the steps because the noise differs
     from step to step.
+
+    Args:
+        values: the configuration.
+        retain_model: a model that never learned the forget data, to compare with.
+        unseen_data: never-trained samples for the attack, in place of ``holdout_data``, whose losses a bounded or
+            calibrated run has seen.
     """
 
     digits = 3
     notes: tuple[str, ...] = ()
     references: Mapping[str, str] = {"before": "before"}
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], *, retain_model: str | None = None, unseen_data: str | None = None
+    ) -> None:
         recipe = build({**values, **WITHOUT_OUTPUT, "output_dir": "unused"})
         arguments, config = recipe
         arguments.check_run()
         self.base: Mapping[str, Any] = dict(values)
+        self._retain_model, self._unseen_data = retain_model, unseen_data
+        if retain_model is not None:
+            self.references = {"before": "before", "retain_only": "retain-only (gold)"}
         if recipe.representation_level:
             self.columns: Mapping[str, str] = _REPRESENTATION
             self.digits = 5  # losses of activations have no natural scale; those of retain data start at zero
             self.references = {}
             self.plotted: tuple[str, ...] = tuple(_REPRESENTATION)
             return
-        self.columns = dict(list(ANSWER_COLUMNS.items())[: None if arguments.holdout_data else -2])
-        self.plotted = ("retain_em", "forget_em", *(["mia_auc"] if arguments.holdout_data else []))
+        unseen = unseen_data or arguments.holdout_data
+        self.columns = dict(list(ANSWER_COLUMNS.items())[: None if unseen else -2])
+        if retain_model is not None:
+            self.columns = {**self.columns, "degenerate": "degenerate"}
+        self.plotted = ("retain_em", "forget_em", *(["mia_auc"] if unseen else []))
         seen = [name for name in ("calibrate", "forget_until") if getattr(config, name) == "holdout"]
-        if seen:
+        if seen and not unseen_data:
             self.notes = (f"The attack's non-members are those that {seen[0]}: holdout has seen the loss of.",)
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         names = ("model_name_or_path", "forget_data", "retain_data", "holdout_data")
-        return {"task": "config", **{name: _contents(settings.get(name)) for name in names}}
+        contents = {name: _contents(settings.get(name)) for name in names}
+        own = {"retain_model": self._retain_model, "unseen_data": self._unseen_data}
+        return {"task": "config", **contents, **{name: _contents(value) for name, value in own.items() if value}}
 
     def reference_seeds(self, seeds: Sequence[int]) -> list[int]:
         return [0]  # the model as it was loaded has no seed
@@ -75,30 +92,39 @@ class ConfigTask:
         return {k: v for k, v in settings.items() if k in names and not k.startswith(("lora_", "retain_per_"))}
 
     def refer(self, name: str, seed: int, steps: Steps) -> Started:
-        recipe = build({**self.base, **WITHOUT_OUTPUT, **WITHOUT_UNSEEN, "output_dir": "unused"})
-        loaded, config = load(recipe), recipe.config
-        model = loaded.model.to(config.device)
-        return Started(None, lambda: _measure(model, loaded, config.per_device_eval_batch_size))
+        own = {"model_name_or_path": self._retain_model} if name == "retain_only" else {}
+        recipe = build({**self.base, **own, **WITHOUT_OUTPUT, **WITHOUT_UNSEEN, "output_dir": "unused"})
+        loaded = load(recipe)
+        model = loaded.model.to(recipe.config.device)
+        return Started(None, lambda: self._measure(model, recipe, loaded))
 
     def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> Started:
         prepared = prepare(build({**values, **WITHOUT_OUTPUT, "seed": seed, "output_dir": str(folder)}))
-        trainer, size = prepared.trainer, prepared.recipe.config.per_device_eval_batch_size
-        if prepared.recipe.representation_level:
+        recipe, trainer = prepared.recipe, prepared.trainer
+        if recipe.representation_level:
             return Started(trainer, lambda: _final_losses(trainer.state.log_history))
-        return Started(trainer, lambda: _measure(trainer.model, prepared.loaded, size))
+        return Started(trainer, lambda: self._measure(trainer.model, recipe, prepared.loaded))
 
-
-def _measure(model: Any, loaded: Loaded, batch_size: int) -> dict[str, float]:
-    pad, parts = loaded.tokenizer.pad_token_id, {"forget": loaded.forget, "retain": loaded.retain}
-    if loaded.holdout is not None:
-        parts["holdout"] = loaded.holdout
-    scores = {name: score(model, part, pad_token_id=pad, batch_size=batch_size) for name, part in parts.items()}
-    result: dict[str, float] = {}
-    for key, own in scores.items():
-        result |= {f"{key}_prob": own.probability, f"{key}_em": own.exact_match, f"{key}_loss": float(own.nll.mean())}
-    if "holdout" in scores:
-        result["mia_auc"] = membership_auc(scores["forget"].nll, scores["holdout"].nll)
-    return result
+    def _measure(self, model: Any, recipe: Recipe, loaded: Loaded) -> dict[str, float]:
+        unseen, tokenizer, size = loaded.holdout, loaded.tokenizer, recipe.config.per_device_eval_batch_size
+        if self._unseen_data is not None:
+            form = chat_format(recipe.arguments, tokenizer)
+            unseen = sample_reader(recipe.arguments, tokenizer, form)(self._unseen_data)
+        parts = {"forget": loaded.forget, "retain": loaded.retain, "holdout": unseen}
+        scores = {
+            name: score(model, part, pad_token_id=tokenizer.pad_token_id, batch_size=size)
+            for name, part in parts.items()
+            if part is not None
+        }
+        result: dict[str, float] = {}
+        for key, own in scores.items():
+            nll = float(own.nll.mean())
+            result |= {f"{key}_prob": own.probability, f"{key}_em": own.exact_match, f"{key}_loss": nll}
+        if "holdout" in scores:
+            result["mia_auc"] = membership_auc(scores["forget"].nll, scores["holdout"].nll)
+        if self._retain_model is not None:
+            result["degenerate"] = degenerate_share(model, loaded.forget, tokenizer)
+        return result
 
 
 def _final_losses(history: list[dict[str, float]]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,16 +41,7 @@ def load(recipe: Recipe) -> Loaded:
         raise ConfigError("forget_until: base needs the model before it learned the data: pass --base-model NAME.")
     tokenizer = load_tokenizer(arguments)
     form = chat_format(arguments, tokenizer)
-    samples = partial(
-        load_samples,
-        tokenizer=tokenizer,
-        question_key=arguments.question_key,
-        answer_key=arguments.answer_key,
-        text_key=arguments.text_key,
-        max_length=arguments.max_length,
-        limit=arguments.limit,
-        chat_format=form,
-    )
+    samples = sample_reader(arguments, tokenizer, form)
     sources = (arguments.forget_data, arguments.retain_data, arguments.holdout_data, arguments.budget_data)
     forget, retain, holdout, budget = (samples(source) if source else None for source in sources)
     alternates = _alternates(arguments, tokenizer, form) if config.forget_until == "alternates" else None
@@ -65,6 +57,20 @@ def load(recipe: Recipe) -> Loaded:
     for part in (forget, retain, holdout, budget):
         _check_fits(part, model, tokenizer, form, arguments)
     return Loaded(model, tokenizer, forget, retain, holdout, alternates, budget)
+
+
+def sample_reader(arguments: RunArguments, tokenizer: Any, form: ChatFormat | None) -> Callable[[str], Any]:
+    """From the name of a source to its samples, encoded as the settings say."""
+    return partial(
+        load_samples,
+        tokenizer=tokenizer,
+        question_key=arguments.question_key,
+        answer_key=arguments.answer_key,
+        text_key=arguments.text_key,
+        max_length=arguments.max_length,  # type: ignore[arg-type]  # a list is refused by load()
+        limit=arguments.limit,
+        chat_format=form,
+    )
 
 
 def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:

@@ -13,9 +13,8 @@ from torch import nn
 from ...data.pairing import ForgetRetainCollator
 from ...data.people import SPLITS, Corpus, generate
 from ...data.question_answer import QuestionAnswerDataset
-from ...evaluation.memorisation import is_degenerate, membership_auc, score
+from ...evaluation.memorisation import greedy, is_degenerate, membership_auc, score
 from ...losses import COUNT, logits_of, token_nll
-from ...losses.reference import evaluating
 from ..attempt import Steps
 
 
@@ -162,22 +161,8 @@ def answers(model: Any, world: World, per_split: int = 3) -> list[dict[str, str]
     return result
 
 
-@torch.no_grad()
 def spoken(model: Any, world: World, questions: Sequence[str], *, length: int = 16) -> list[str]:
-    """The model's greedy answers; questions of the same length are asked together, so that none is padded."""
+    """The model's greedy answers."""
     prompts = [world.tokenizer(f"{question} ")["input_ids"] for question in questions]
-    texts = [""] * len(prompts)
-    with evaluating(model):
-        for size in sorted({len(prompt) for prompt in prompts}):
-            rows = [i for i, prompt in enumerate(prompts) if len(prompt) == size]
-            ids = torch.tensor([prompts[i] for i in rows])
-            output = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=length,
-                do_sample=False,
-                pad_token_id=world.tokenizer.pad_token_id,
-            )
-            for i, row in zip(rows, output[:, size:], strict=True):
-                texts[i] = str(world.tokenizer.decode(row, skip_special_tokens=True))
-    return texts
+    said = greedy(model, prompts, length=length, pad_token_id=world.tokenizer.pad_token_id)
+    return [str(world.tokenizer.decode(row, skip_special_tokens=True)) for row in said]
