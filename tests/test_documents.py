@@ -17,6 +17,7 @@ from rosu_llm.cli.main import VERBS, main
 from rosu_llm.recipes.settings import build, parts_needed, read_config
 from tests.conftest import ROOT
 from tests.models import tiny_llama
+from tests.preloaded import beside, interpreter
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -213,17 +214,15 @@ def test_every_export_exists() -> None:
     ],
 )
 def test_benchmarks_run_at_smoke_size(script: str) -> None:
-    subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / script), "--smoke"], check=True, capture_output=True, cwd=ROOT
-    )
+    command = [interpreter(), str(ROOT / "scripts" / script), "--smoke"]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
 
 
 def run_script(name: str, folder: Path, *flags: str, **variables: str) -> str:
     """What a script prints, run in a folder with the ``rosu`` of this environment."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [str(ROOT / "scripts" / name), *flags],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": path, **variables},
+        env=beside({**os.environ, "OMP_NUM_THREADS": "1", **variables}),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -240,7 +239,7 @@ def test_the_full_audit_script_runs_at_smoke_size(shared_data: Path, tmp_path: P
 
 
 def test_the_coupling_script_runs_at_smoke_size(shared_data: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "coupling_settings.py"), "--smoke", "--out", str(tmp_path)]
+    command = [interpreter(), str(ROOT / "scripts" / "coupling_settings.py"), "--smoke", "--out", str(tmp_path)]
     done = subprocess.run(
         command, env={**os.environ, "ROSU_DATA": str(shared_data)}, cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -257,7 +256,7 @@ def test_wmdp_scripts_run_at_smoke_size(script: str, rows: int, tmp_path: Path) 
 
 def test_the_picture_can_be_drawn_again(tmp_path: Path) -> None:
     script = ROOT / "scripts" / "draw_geometry.py"
-    subprocess.run([sys.executable, str(script), str(tmp_path / "geometry.png")], check=True, cwd=ROOT)
+    subprocess.run([interpreter(), str(script), str(tmp_path / "geometry.png")], check=True, cwd=ROOT)
     assert (tmp_path / "geometry.png").stat().st_size > 10_000
 
 
@@ -274,6 +273,24 @@ def test_the_small_tofu_script_runs_with_a_toy_model(shared_data: Path, tmp_path
     assert "learn-target" in printed
     done = {path.name for path in (tmp_path / "out" / "logs").glob("*.done")}
     assert {"learn-target.done", "unlearn-rosu.done", "eval-rosu.done"} <= done  # by which a second call knows
+
+
+@pytest.mark.parametrize("task", ["people", "instruct"])
+def test_the_comparison_runs_at_smoke_size(task: str, shared_data: Path, tmp_path: Path) -> None:
+    """Make models where the task needs them, search, select, run on fresh seeds, write the tables."""
+    flags = ["--smoke", "--out", str(tmp_path), "--data", str(shared_data / "tofu")]
+    printed = run_script("benchmark_quality.sh", tmp_path, task, *flags)
+    assert "is closest, by" in printed.replace("\n", " ")
+    page = (tmp_path / task / "comparison.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("| ROSU, recommended*")]
+    assert {f"{name}.tex" for name in ("figures", "scores", "search")} <= {p.name for p in (tmp_path / task).iterdir()}
+
+
+def test_the_comparison_refuses_what_it_does_not_know() -> None:
+    for flags, words in ((["peoples"], "'peoples' is not"), ([], "which task"), (["authors"], "needs --model")):
+        call = [str(ROOT / "scripts" / "benchmark_quality.sh"), *flags]
+        done = subprocess.run(call, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and words in done.stderr
 
 
 def test_the_small_tofu_script_refuses_what_it_does_not_know() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.preloaded import interpreter
 
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 
@@ -22,7 +22,7 @@ def test_the_notebook_runs_and_shows_a_table(tmp_path: Path) -> None:
     after = "assert figure.axes and len(logs) == trainer.state.global_step"
     variables = {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join([*code_cells(), after])],
+        [interpreter(), "-c", "\n".join([*code_cells(), after])],
         cwd=tmp_path,
         env={**os.environ, **variables},
         capture_output=True,

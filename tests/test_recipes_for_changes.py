@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.preloaded import interpreter
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CHANGES = re.findall(r"^### (.+?)\n.*?```diff\n(.*?)```\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
@@ -31,7 +32,7 @@ def test_a_change_can_be_applied_and_used(title: str, diff: str, code: str, tmp_
     subprocess.run(["git", "apply", "-"], input=diff, text=True, check=True, cwd=tmp_path, env=outside)
     check = f"import rosu_llm; assert rosu_llm.__file__.startswith({str(tmp_path)!r})\n"
     done = subprocess.run(
-        [sys.executable, "-c", check + code],
+        [interpreter(), "-c", check + code],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,

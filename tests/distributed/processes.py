@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT
+from tests.preloaded import beside, interpreter
 
 WORKER = ROOT / "tests" / "distributed" / "trainer_worker.py"
 TIMEOUT = 500
@@ -25,7 +26,7 @@ Plan = dict[str, Cases]
 
 
 def environment() -> dict[str, str]:
-    return {
+    surroundings = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
@@ -34,11 +35,12 @@ def environment() -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
     }
+    return beside(surroundings)
 
 
 def start(plan: Plan, folder: Path, world: int) -> subprocess.CompletedProcess[str]:
     """Run the layouts and their cases one after another under torchrun (one process: without)."""
-    command = [sys.executable]
+    command = [interpreter()]
     if world > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
     command += [str(WORKER), str(folder), json.dumps(plan)]
@@ -55,7 +57,7 @@ def start_alone(plan: Plan, folder: Path, world: int) -> list[subprocess.Popen[b
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     return [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder), json.dumps(plan)],
+            [interpreter(), str(WORKER), str(folder), json.dumps(plan)],
             env={**environment(), **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )

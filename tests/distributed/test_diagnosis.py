@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.conftest import ROOT
 from tests.distributed.diagnosis_worker import PLAN, data
 from tests.distributed.processes import environment
 from tests.models import tiny_llama
+from tests.preloaded import interpreter
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -28,7 +28,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     folder: Path = tmp_path_factory.mktemp("diagnosis")
     here = [x for x in LAYOUTS if not x.startswith("zero") or importlib.util.find_spec("deepspeed")]
     worker = ROOT / "tests" / "distributed" / "diagnosis_worker.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(worker)]
+    command = [interpreter(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(worker)]
     done = subprocess.run(
         [*command, str(folder), *here], env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=240
     )

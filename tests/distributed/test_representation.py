@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from tests.conftest import ROOT
 from tests.distributed.processes import environment
 from tests.models import tiny_decoder
+from tests.preloaded import interpreter
 from tests.representation.running import parameter_names, relative
 
 WORKER = ROOT / "tests" / "distributed" / "representation_worker.py"
@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 def launch(folder: Path, cases: dict[str, dict[str, Any]], world: int) -> None:
     if not (folder / "original").exists():
         tiny_decoder().save_pretrained(folder / "original")
-    command = [sys.executable]
+    command = [interpreter()]
     if world > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
     done = subprocess.run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from rosu_llm.space.select import layout_name, select_space
 from rosu_llm.training.layout import check_layout, layout_of
 from tests.conftest import ROOT
 from tests.distributed.processes import environment
+from tests.preloaded import interpreter
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -31,7 +31,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """A slice of scripts/equivalence.py: three processes, so that no parameter divides evenly."""
     out = tmp_path_factory.mktemp("equivalence") / "rows.json"
     here = [x for x in LAYOUTS if not x.startswith("zero") or importlib.util.find_spec("deepspeed")]
-    command = [sys.executable, str(ROOT / "scripts" / "equivalence.py"), "--json", str(out), "--controls"]
+    command = [interpreter(), str(ROOT / "scripts" / "equivalence.py"), "--json", str(out), "--controls"]
     command += ["--worlds", "3", "--steps", "3", "--amplify", "matched", "--optimizers", "adamw", "--layouts", *here]
     done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -66,7 +66,7 @@ def test_spread_weights_equal_those_of_one_process_and_controls_do_not(layout: s
 def test_bf16_zero_with_a_float32_master_reports_what_arrives(stage: int) -> None:
     pytest.importorskip("deepspeed")
     worker = ROOT / "tests" / "distributed" / "zero_bf16_worker.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(worker)]
+    command = [interpreter(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(worker)]
     done = subprocess.run(
         [*command, str(stage), "1.0"], env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=200
     )
@@ -81,7 +81,7 @@ def test_bf16_zero_with_a_float32_master_reports_what_arrives(stage: int) -> Non
 def test_accumulating_whole_gradients_under_fsdp2_costs_a_copy_and_is_not_the_default() -> None:
     """Between micro-batches: 1/world of the gradients when each is reduced, all of them when only the last is."""
     worker = ROOT / "tests" / "distributed" / "fsdp_worker.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(worker)]
+    command = [interpreter(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(worker)]
     done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("HELD ")]
@@ -185,7 +185,7 @@ def test_the_launcher_really_launches(tmp_path: Path) -> None:
         "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 1\nmachine_rank: 0\n"
         "num_processes: 2\nmain_training_function: main\nrdzv_backend: static\nsame_network: true\nuse_cpu: false\n"
     )
-    command = [sys.executable, "-m", "rosu_llm", "train", "--accelerate-config", str(config), "--num-processes", "2"]
+    command = [interpreter(), "-m", "rosu_llm", "train", "--accelerate-config", str(config), "--num-processes", "2"]
     command += ["--smoke", "--ddp-backend", "gloo", "--output-dir", str(tmp_path / "out")]
     done = subprocess.run(
         command,

@@ -19,6 +19,7 @@ from rosu_llm.errors import DataError
 from rosu_llm.evaluation.processes import BatchJob, Finished, run_jobs
 from tests.conftest import ROOT
 from tests.evaluation.tofu_cases import evaluate, read, theirs
+from tests.preloaded import beside, interpreter
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -32,7 +33,7 @@ IDLE = {"batch_size": 64, "max_new_tokens": 12}
 
 def launch(world: int, folder: Path, cases: dict[str, dict[str, Any]]) -> subprocess.CompletedProcess[str]:
     """Evaluate every case into ``folder/NAME``, all in one launch of ``world`` processes under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
+    command = [interpreter(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
     command += [__file__, str(folder), json.dumps(cases)]
     surroundings = {
         **os.environ,
@@ -42,7 +43,7 @@ def launch(world: int, folder: Path, cases: dict[str, dict[str, Any]]) -> subpro
         "CUDA_VISIBLE_DEVICES": "",
     }
     return subprocess.run(
-        command, env=surroundings, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        command, env=beside(surroundings), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
 
 

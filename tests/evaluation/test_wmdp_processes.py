@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.evaluation.wmdp_records import copy_model, real_questions
+from tests.preloaded import beside, interpreter
 
 TIMEOUT = 240
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 
 def start(arguments: list[str], cache: Path, world: int = 1) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable]
+    command = [interpreter()]
     if world > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
     command += ["-m", "rosu_llm", "eval", "wmdp", *arguments, "--device", "cpu", "--dtype", "float32"]
@@ -35,7 +35,7 @@ def start(arguments: list[str], cache: Path, world: int = 1) -> subprocess.Compl
     if world > 1:
         surroundings["ACCELERATE_USE_CPU"] = "true"  # else processes under torchrun do not find each other on CPUs
     return subprocess.run(
-        command, env=surroundings, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        command, env=beside(surroundings), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
 
 

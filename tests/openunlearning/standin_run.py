@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
+
+from tests.preloaded import beside, interpreter
 
 CHECKOUT = Path(__file__).parent / "standin"
 SOURCE, CONFIGS = CHECKOUT / "src", CHECKOUT / "configs"
@@ -20,7 +21,7 @@ def run(
     folder: Path, *overrides: str, world: int = 1, command: tuple[str, ...] = (str(SCRIPT),), **variables: str
 ) -> Any:
     """``python src/train.py --config-name=unlearn.yaml …`` in ``folder``; under torchrun for several processes."""
-    start = [sys.executable]
+    start = [interpreter()]
     if world > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
         overrides = ("+trainer.args.ddp_backend=gloo", *overrides)
@@ -30,7 +31,7 @@ def run(
     return subprocess.run(
         [*start, *command, "--config-name=unlearn.yaml", *overrides],
         cwd=folder,
-        env=environment,
+        env=beside(environment),
         capture_output=True,
         text=True,
         timeout=240,

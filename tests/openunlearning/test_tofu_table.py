@@ -19,6 +19,7 @@ from rosu_llm.openunlearning.tofu import CPU_EVAL
 from tests.conftest import ROOT
 from tests.openunlearning.documented import documented, run_documented
 from tests.openunlearning.standin_run import CHECKOUT, composed
+from tests.preloaded import interpreter
 
 MODEL = "Llama-3.2-1B-Instruct"
 
@@ -78,7 +79,7 @@ def test_the_documented_commands_end_in_a_table(clone: Path, tmp_path: Path) -> 
     """Verbatim, from a shell."""
     commands = documented("openunlearning.md", "From training to the paper's table")
     assert "…" not in commands and "\npython src/train.py" in commands and "\nrosu table" in commands
-    done = run_documented(commands, clone, tmp_path / "bin", sys.executable, train=[], evaluate=CPU_EVAL)
+    done = run_documented(commands, clone, tmp_path / "bin", interpreter(), train=[], evaluate=CPU_EVAL)
     assert done.returncode == 0, done.stderr[-2000:]
     assert rows(done.stdout) == ["method", "*Initial*", "*Retain*", "ROSU"]
     assert "–" not in done.stdout.split("TOFU forget10")[0]
