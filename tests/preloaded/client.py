@@ -18,6 +18,8 @@ def main() -> None:
     with open(os.path.join(folder, "server.json"), encoding="utf-8") as file:
         server = json.load(file)
     arguments = (["-m", "rosu_llm"] if name == "rosu" else []) + sys.argv[1:]
+    if arguments[:1] == ["-u"]:  # torchrun's; the streams of a fork are flushed line by line anyway
+        del arguments[0]
     environment = {**os.environ, **{key: os.environ.get(key, value) for key, value in GIVEN.items()}}
     differs = any(
         environment.get(key) != server["environment"].get(key)

@@ -110,6 +110,7 @@ def become(call: dict[str, Any], streams: list[int], interpreter: str) -> None:
     os.environ.clear()
     os.environ.update(call["environment"])
     sys.executable = interpreter
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     code = _run(call["arguments"])
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
