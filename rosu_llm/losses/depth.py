@@ -49,17 +49,26 @@ class Depth:
     @torch.no_grad()
     def weigh(self, logits: Tensor, batch: Batch) -> Tensor:
         """The weight of every row or position, and a note of it for the logs."""
-        mask = answer_mask(batch["labels"])
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        targets = self._targets(batch).to(wide)
-        if targets.dim() == 1:
-            now, counted = sample_nll(wide, batch["labels"]), mask.any(-1)
-        else:
-            now, counted = token_nll(wide, batch["labels"]), mask
+        targets, now, counted = self._levels(logits, batch)
         weights = ((targets - now) / self._margin).clamp(0.0, 1.0) * counted
         found = (counted, weights, counted & (weights == 0.0), targets * counted, now * counted)
         self._seen += torch.stack([part.double().sum() for part in found]).cpu()
         return weights
+
+    @torch.no_grad()
+    def distance(self, logits: Tensor, batch: Batch) -> tuple[float, float]:
+        """Σ |T − ℓ| over the rows or positions that count, and their number."""
+        targets, now, counted = self._levels(logits, batch)
+        return float(((targets - now).abs() * counted).double().sum()), float(counted.sum())
+
+    def _levels(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """T, ℓ and whether they count, for every row or position."""
+        mask = answer_mask(batch["labels"])
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        targets = self._targets(batch).to(wide)
+        if targets.dim() == 1:
+            return targets, sample_nll(wide, batch["labels"]), mask.any(-1)
+        return targets, token_nll(wide, batch["labels"]), mask
 
     def remaining(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> float:
         """How much is left to forget: the mean weight of this step's batches over that of the first that had any."""

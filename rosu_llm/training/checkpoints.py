@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..files import write_atomically
 from ..step import Calibration, UnlearningStep
+from .best import Best
 from .budget import Budget
 from .config import MethodArguments
 from .depth import TARGETS_FILE, Bound
@@ -242,6 +243,7 @@ class Saving(Base):  # type: ignore[misc]
     _calibration: Calibration | None
     _bound: Bound | None
     _budget: Budget | None
+    _best: Best | None
     layout: str
     _step: UnlearningStep | None
     _metrics: dict[str, list[float]]
@@ -270,6 +272,8 @@ class Saving(Base):  # type: ignore[misc]
     def _save_notes(self, folder: Path) -> None:
         if self._budget is not None:
             self._budget.save(folder, self._note_rank())
+        if self._best is not None:
+            self._best.save(folder, self._note_rank())
         if self._step is not None and self._step.space.memory:
             save_memory(self._step.space.memory, folder / MEMORY_FILE.format(rank=self._note_rank()))
 
@@ -283,6 +287,8 @@ class Saving(Base):  # type: ignore[misc]
             state["calibrate_target"] = self._calibration.target
         if self._budget is not None:
             state["budget"] = self._budget.state()
+        if self._best is not None:
+            state["best"] = self._best.state()
         if self._bound is not None:
             state["depth_start"] = self._bound.depth.start
         if self._step is not None and self._step.radius is not None:

@@ -110,11 +110,15 @@ class MethodArguments:
         default=True, metadata=_help("holdout: one loss drawn for each sample; false takes their mean for all.")
     )
 
+    keep_best: str = field(
+        default="off", metadata=_help("Weights to end with: off (the last step's), or depth (closest to the targets).")
+    )
+
     # -- a budget for what is kept ---------------------------------------------------------------
     budget: float | None = field(
         default=None, metadata=_help("Largest relative rise of the loss on budget data, e.g. 0.02; none is no limit.")
     )
-    budget_every: int = field(default=10, metadata=_help("Steps between looks at the budget data."))
+    budget_every: int = field(default=10, metadata=_help("Steps between looks at the budget data, and of keep_best."))
     budget_tries: int = field(default=3, metadata=_help("How often the run goes back before it stops."))
 
     # -- baselines ------------------------------------------------------------------------------
@@ -215,6 +219,12 @@ class MethodArguments:
 
     def _check_depth(self) -> None:
         until = self.forget_until
+        if self.keep_best not in ("off", "depth"):
+            raise unknown("keep_best", self.keep_best, ("off", "depth"))
+        if self.keep_best == "depth" and until == "off":
+            raise ConfigError(
+                "keep_best='depth' needs targets to be close to: set forget_until, e.g. 'holdout', or keep_best='off'."
+            )
         if isinstance(until, str) and until not in ("off", *SOURCES):
             raise ConfigError(
                 f"forget_until={until!r} is not understood: give 'off', {', '.join(map(repr, SOURCES))}, or a loss per "
@@ -242,15 +252,15 @@ class MethodArguments:
             raise ConfigError(f"method={self.method!r} forgets nothing, so forget_until has no meaning: set 'off'.")
 
     def _check_budget(self) -> None:
+        for name, least in (("budget_every", 1), ("budget_tries", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be at least {least}.")
         if self.budget is None:
             return
         if not (self.budget > 0.0 and isfinite(self.budget)):
             raise ConfigError(
                 f"budget={self.budget!r} is exceeded from the start: give how far the loss may rise, e.g. 0.02 for 2 %."
             )
-        for name, least in (("budget_every", 1), ("budget_tries", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be at least {least}.")
         if self.loss("forget").reference == "activations":
             raise ConfigError("budget bounds the loss of answers, which representation level does not compute.")
 

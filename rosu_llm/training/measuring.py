@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
 from ..files import part_of
+from ..losses.language import logits_of
+from ..losses.reference import evaluating
 from ..step import Calibration, UnlearningStep
+from .best import Best
 from .budget import Budget, check_budget_data
 from .checkpoints import MEMORY_FILE, STATE_FILE, load_memory
 from .checks import paired_sets
@@ -64,6 +68,10 @@ class Measuring(Base):  # type: ignore[misc]
         if settings.budget is not None:
             self._budget = Budget(settings, lambda: self._mean_nll(self._batches(self._budget_data)), self._add_metrics)
             self.add_callback(self._budget)
+        self._best: Best | None = None
+        if self._bound is not None and settings.keep_best == "depth":  # after the budget, which may go back
+            self._best = Best(settings.budget_every, self._distance_to_targets, self._add_metrics)
+            self.add_callback(self._best)
 
     def _build_calibration(self) -> Calibration | None:
         settings = self.method_args
@@ -117,6 +125,18 @@ class Measuring(Base):  # type: ignore[misc]
         with self.compute_loss_context_manager():
             bound.compute(model, unseen)
 
+    def _distance_to_targets(self) -> float:
+        """Mean |T − ℓ| over all forget samples."""
+        assert self._bound is not None
+        model, found = self.model_wrapped, [(0.0, 0.0)]
+        with torch.no_grad(), evaluating(model):
+            for batch in self._forget_batches():
+                with self.compute_loss_context_manager():
+                    found.append(self._bound.depth.distance(logits_of(model, batch), batch))
+        total = torch.tensor(found, dtype=torch.float64).sum(0)
+        distance, count = self.mean_over_ranks(total).tolist()
+        return float(distance / count) if count else 0.0
+
     def _remaining(self) -> Callable[[], float] | None:
         """How much of the forgetting is still to be done, where it is bounded."""
         bound = self._bound
@@ -136,6 +156,8 @@ class Measuring(Base):  # type: ignore[misc]
         if self._budget is not None:
             known = self._known_state.get("budget", {})
             self._budget.restart(checkpoint, known, self._note_rank(), new_model=new_model)
+        if self._best is not None:
+            self._best.restart(checkpoint, self._known_state.get("best", {}), self._note_rank())
         if checkpoint is None and (self._references.needs_logprobs or (self._bound and self._bound.measured)):
             self._check_indexable()
         self._metrics.clear()

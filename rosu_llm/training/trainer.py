@@ -272,6 +272,8 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         losses = {part: self.window_loss(part) for part in step.rule.passes}
         if self._bound is not None:
             self._measure_targets(model, self._bound)
+            if self._best is not None:
+                self._best.begin(step)
             losses["forget"] = replace(losses["forget"], depth=self._bound.depth)
         longest = self._longest_window(len(batches))
         window = {

@@ -123,6 +123,20 @@ def test_a_budget_that_cannot_work(
         trainer(tmp_path, **settings)
 
 
+def test_a_second_training_is_measured_by_what_was_before_the_first(tmp_path: Path) -> None:
+    """And is refused where the first has spent the budget already."""
+    t, _ = trainer(tmp_path, budget=0.5, max_steps=2)
+    assert t._budget is not None
+    for values, initial in (([1.0, 1.2], 1.0), ([1.3, 1.4], 1.0)):
+        measured = iter(values)
+        t._budget._measure = lambda measured=measured: next(measured)  # type: ignore[misc]
+        t.train()
+        assert t._budget.initial == initial
+    t._budget._measure = lambda: 1.6
+    with pytest.raises(ConfigError, match=r"budget=0.5 is exceeded before the first step: .* by 60.0%"):
+        t.train()
+
+
 def test_a_checkpoint_without_a_budget_is_no_start_for_one(tmp_path: Path) -> None:
     trainer(tmp_path, save_strategy="steps", save_steps=3)[0].train()
     with pytest.raises(ConfigError, match="rosu_budget_0"):

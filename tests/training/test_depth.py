@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from rosu_llm import ForgetRetainDataset, ROSUTrainer
 from rosu_llm.errors import ConfigError, DataError
@@ -104,6 +105,66 @@ def test_targets_travel_with_checkpoints_and_resuming_is_exact(tmp_path: Path) -
         trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
+def test_a_second_training_keeps_the_targets_of_the_first(tmp_path: Path) -> None:
+    """The unlearned model says nothing about unseen data any more."""
+    t = trainer(tmp_path, forget_until="holdout", learning_rate=1e-2)
+    t.train()
+    assert t._bound is not None
+    targets, start = dict(t._bound.targets.values), t._bound.depth.start
+    t.train()
+    assert t._bound.targets.values == targets
+    assert t._bound.depth.start == start
+
+
+class Recorded(TrainerCallback):
+    """The weights after every step, those before the first one at place 0."""
+
+    def __init__(self) -> None:
+        self.weights: list[torch.Tensor] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.weights = [flat(kwargs["model"].parameters())]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.weights.append(flat(kwargs["model"].parameters()))
+
+
+def naive_distance(vector: torch.Tensor, target: float, level: str) -> float:
+    """Mean |T − ℓ| by a loop over samples and tokens."""
+    model = tiny_llama()
+    torch.nn.utils.vector_to_parameters(vector.to(next(model.parameters())), model.parameters())
+    losses = [naive.token_losses(model, sample) for sample in FORGET]
+    found = [x for own in losses for x in own] if level == "token" else [np.mean(own) for own in losses]
+    return float(np.mean([abs(target - x) for x in found]))
+
+
+@pytest.mark.parametrize("level", ["sequence", "token"])
+def test_the_closest_weights_are_kept(level: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "forget_until": 4.5, "forget_level": level, "keep_best": "depth", "budget_every": 2, "max_steps": 9,
+        "learning_rate": 1e-2, "method": "graddiff", "forget_margin": 0.01, "save_strategy": "steps", "save_steps": 3,
+        "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    t, recorded = trainer(tmp_path, **settings), Recorded()
+    t.add_callback(recorded)
+    t.train()
+    assert t._best is not None
+    looks = {at: naive_distance(recorded.weights[at], 4.5, level) for at in (0, 2, 4, 6, 8, 9)}
+    best = min(looks, key=lambda at: looks[at])
+    assert 0 < best < 9, looks  # the test says something: it overshoots
+    assert t._best.noted_at == best
+    assert t._best.distance == pytest.approx(looks[best], rel=1e-4)  # float32 logits
+    assert torch.equal(flat(t.model.parameters()), recorded.weights[best])
+    logged = [entry["depth/distance"] for entry in t.state.log_history if "depth/distance" in entry]
+    assert logged == pytest.approx([looks[at] for at in (2, 4, 6, 8)], rel=1e-4)
+    again = trainer(tmp_path, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert torch.equal(flat(again.model.parameters()), flat(t.model.parameters()))
+    (tmp_path / "checkpoint-3" / "rosu_best_0.safetensors").unlink()
+    with pytest.raises(ConfigError, match="rosu_best_0"):
+        trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
 def test_adapters_are_bounded_too(tmp_path: Path) -> None:
     from peft import LoraConfig
 
@@ -116,6 +177,8 @@ def test_adapters_are_bounded_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
+        ({"keep_best": "depth"}, ConfigError, "needs targets"),
+        ({"keep_best": "deep", "forget_until": 2.0}, ConfigError, "deep"),
         ({"forget_until": "holdout", "holdout_dataset": None}, DataError, "holdout_dataset=…"),
         ({"forget_until": "holdout", "holdout_dataset": []}, DataError, "empty"),
         ({"forget_until": "base"}, ConfigError, "base_model=…"),
