@@ -12,6 +12,8 @@ CALIBRATED = {"calibrate": 5.0, "forget_loss": "npo", "amplify": "optimizer"}
 BOUNDED = {"forget_until": "holdout", "forget_margin": 0.2, "rho": "auto"}
 #: Nothing stays inside: back to the start after the second step, and again after the fourth.
 BUDGET = {"budget": 1e-9, "budget_every": 2, "budget_tries": 5, "learning_rate": 0.05}
+#: Soon beyond the targets, so that the last weights are not the closest.
+BEST = {"method": "graddiff", "forget_until": 4.3, "forget_margin": 0.01, "keep_best": "depth", "budget_every": 1}
 SAVING = {"save_strategy": "steps", "save_steps": 2, "forget_loss": "npo"}
 
 EVERYWHERE: Cases = {
@@ -22,6 +24,7 @@ EVERYWHERE: Cases = {
     "calibrated": CALIBRATED,
     "bounded": BOUNDED,
     "budget": BUDGET,
+    "best": {**BEST, "learning_rate": 0.03},
     "uneven": {"uneven": True, "max_steps": 7, "calibrate": "holdout"},
 }
 BESIDES: dict[str, Cases] = {
@@ -49,7 +52,15 @@ HESSIANS: Cases = {mode: {"jacobian": mode} for mode in ("relaxed", "exact", "no
 
 def alone() -> Cases:
     """What one process trains for comparison."""
-    return {"plain": {}, "lora": ADAPTER, "calibrated": CALIBRATED, "bounded": BOUNDED, **PER_SAMPLE, **HESSIANS}
+    return {
+        "plain": {},
+        "lora": ADAPTER,
+        "calibrated": CALIBRATED,
+        "bounded": BOUNDED,
+        "best": EVERYWHERE["best"],
+        **PER_SAMPLE,
+        **HESSIANS,
+    }
 
 
 def spread(deepspeed: bool) -> Plan:

@@ -117,6 +117,15 @@ def test_outside_the_budget_every_rank_goes_back_to_the_same_bits(layout: str, r
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_ends_with_the_closest_weights(layout: str, runs: Runs) -> None:
+    spread, truth = runs(layout)["best"], runs("local")["best"]
+    seen = [entry["depth/distance"] for entry in truth.logs]
+    assert min(seen) < seen[-1]
+    assert [entry["depth/distance"] for entry in spread.logs] == pytest.approx(seen, rel=1e-3)
+    assert difference(spread, truth) < 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_calibration_and_uneven_data_agree_on_every_collective(layout: str, runs: Runs) -> None:
     """37 samples do not divide by 2 ranks × 2 × 2; an epoch's last window is shorter."""
     logs = runs(layout)["uneven"].logs
