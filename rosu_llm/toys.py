@@ -107,6 +107,7 @@ def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "holdout_data": None if recipe.representation_level else str(toys / "holdout.jsonl"),
         "budget_data": str(toys / "holdout.jsonl") if arguments.budget_data else None,
         "base_model": str(toys / "model") if arguments.base_model else None,
+        "memory_file": None,
         "alternates_key": None,
         "question_key": "question",
         "answer_key": "answer",
@@ -134,9 +135,8 @@ def train_toy(values: Mapping[str, Any]) -> ROSUMixin:
         if not arguments.forget_data and "forget" not in parts_needed(config):
             toy["forget_data"] = None
         loaded = load(build(toy))
-        small = replace(
-            arguments, dtype="float32", attn_implementation=None, overwrite=True, base_model=toy["base_model"]
-        )
+        own = {name: toy[name] for name in ("base_model", "memory_file", "dtype", "attn_implementation")}
+        small = replace(arguments, overwrite=True, **own)
         return train(Recipe(small, config), loaded)
 
 

@@ -21,3 +21,8 @@ HESSIAN = {"forget": FORGET_HESSIAN, "retain": RETAIN_HESSIAN}
 def sample_slot(index: int) -> str:
     """The slot of the gradient of the ``index``-th sampled retain example, counted from 0."""
     return f"r{index + 1}"
+
+
+def stored_slot(index: int) -> str:
+    """The slot of the ``index``-th retain gradient that was stored before the first step, counted from 0."""
+    return f"{MEMORY}{index + 1}"

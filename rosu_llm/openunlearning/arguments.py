@@ -32,6 +32,9 @@ HOLDOUT = "holdout_data"
 #: Methods that OpenUnlearning has itself, by its names; for ours set ``trainer=ROSU trainer.method_args.method=…``.
 NATIVE = {"graddiff": "GradDiff", "ng": "GradAscent"}
 
+#: Methods that need data for which its configuration has no place.
+APART = ("forget_only",)
+
 #: What other trainers of OpenUnlearning call the same thing.
 _ELSEWHERE = {
     "gamma": "forget_weight",

@@ -78,6 +78,11 @@ def check_unseen(settings: MethodArguments, holdout: Any) -> None:
             f"forget_until={settings.forget_until} needs a model or answers that OpenUnlearning's configuration has no "
             "place for: use trainer.method_args.forget_until=holdout, a target loss, or 'rosu train'."
         )
+    if settings.rule().stored:
+        raise ConfigError(
+            f"method={settings.method} stores gradients of retain data, for which OpenUnlearning's configuration has "
+            "no place: use 'rosu train'."
+        )
     if settings.budget is not None:
         raise ConfigError(
             f"budget={settings.budget} needs data for which OpenUnlearning's configuration has no place: use 'rosu "

@@ -42,8 +42,11 @@ def load(recipe: Recipe) -> Loaded:
     tokenizer = load_tokenizer(arguments)
     form = chat_format(arguments, tokenizer)
     samples = sample_reader(arguments, tokenizer, form)
-    sources = (arguments.forget_data, arguments.retain_data, arguments.holdout_data, arguments.budget_data)
+    retained = None if arguments.memory_file else arguments.retain_data
+    sources = (arguments.forget_data, retained, arguments.holdout_data, arguments.budget_data)
     forget, retain, holdout, budget = (samples(source) if source else None for source in sources)
+    if retain is None and config.budget is not None and budget is None:
+        raise DataError("budget needs data to look at: without retain_data pass --budget-data FILE.")
     alternates = _alternates(arguments, tokenizer, form) if config.forget_until == "alternates" else None
     if forget is not None and "forget" not in parts_needed(config) and config.should_log:
         logger.warning(
@@ -80,11 +83,11 @@ def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
     budget = loaded.budget
     if config.budget is not None and budget is None:
         retain, budget = _set_aside(retain)
-    pairs: Any = (
-        [{"retain": [sample]} for sample in retain]
-        if forget is None
-        else ForgetRetainDataset(forget, retain, retain_per_forget=per_forget, seed=config.seed)
-    )
+    pairs: Any = [{"retain": [sample]} for sample in retain or ()]
+    if forget is not None:
+        pairs = [{"forget": [sample]} for sample in forget]
+        if retain is not None:
+            pairs = ForgetRetainDataset(forget, retain, retain_per_forget=per_forget, seed=config.seed)
     return ROSUTrainer(
         loaded.model,
         config,
@@ -94,6 +97,8 @@ def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
         holdout_dataset=loaded.holdout,
         alternates_dataset=loaded.alternates,
         budget_dataset=budget,
+        memory_dataset=retain if config.rule().stored and not arguments.memory_file else None,
+        memory_file=arguments.memory_file,
         base_model=arguments.base_model,
         peft_config=_lora(arguments),
     )

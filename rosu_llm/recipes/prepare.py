@@ -6,6 +6,7 @@ This is the only place that chooses between the two kinds of runs.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -60,10 +61,13 @@ def prepare(recipe: Recipe) -> Prepared:
     return assemble(recipe, load(recipe))
 
 
-def load(recipe: Recipe) -> Loaded:
-    """The first half of :func:`prepare`: check everything that can be checked, then load."""
+def load(recipe: Recipe, parts: Sequence[str] | None = None) -> Loaded:
+    """The first half of :func:`prepare`: check everything that can be checked, then load.
+
+    ``parts`` are those of forget and retain data that must be there, if not those that the method needs.
+    """
     arguments, config = recipe
-    arguments.check_run(parts_needed(config))
+    arguments.check_run(parts_needed(config) if parts is None else parts)
     check_config(config)
     check_model(arguments)
     loaded: Loaded = _level(recipe).load(recipe)

@@ -113,5 +113,13 @@ def instead_of_training(trainer: ROSUMixin, action: Callable[[], T]) -> T:
     raise AssertionError("the training loop did not begin")
 
 
+def build_memory(recipe: Recipe, path: Path) -> None:
+    """Store gradients of the recipe's retain data under the model as it is, and write them to ``path``."""
+    if recipe.representation_level:
+        raise ConfigError("Stored gradients are of next-token losses, and this recipe is at representation level.")
+    trainer = assemble(recipe, load(recipe, ("retain",))).trainer
+    instead_of_training(trainer, lambda: trainer.write_memory(path))
+
+
 class _Done(Exception):
     """Leaves the training loop before its first step, with a result."""

@@ -47,6 +47,10 @@ class RunArguments:
     budget_data: str | None = field(
         default=None, metadata={"help": "For budget: takes no part in training; none sets 5 % of retain_data aside."}
     )
+    memory_file: str | None = field(
+        default=None,
+        metadata={"help": "forget_only: gradients stored by 'rosu memory build', in place of retain_data."},
+    )
     base_model: str | None = field(
         default=None, metadata={"help": "The model before it learned forget_data, for forget_until: base."}
     )
@@ -89,7 +93,8 @@ class RunArguments:
 
     def check_run(self, parts: Sequence[str] = ("forget", "retain")) -> None:
         """Raise for what is missing; ``parts`` are those the method computes gradients of."""
-        for name in ("model_name_or_path", *(f"{part}_data" for part in parts)):
+        given = [part for part in parts if not (part == "retain" and self.memory_file)]
+        for name in ("model_name_or_path", *(f"{part}_data" for part in given)):
             if not getattr(self, name):
                 flag = name.replace("_", "-")
                 raise ConfigError(f"{name} is missing: put it in the configuration file or pass --{flag} VALUE.")

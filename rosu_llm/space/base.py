@@ -169,6 +169,16 @@ class ParameterSpace(ABC):
                 old.mul_(keep).add_(new, alpha=1.0 - keep)
         self._captured[name] = self.memory[name]
 
+    def store(self, name: str) -> None:
+        """Capture the accumulated gradient under ``name`` for all steps to come."""
+        self.capture(name)
+        self.memory[name] = self._captured[name]
+
+    def recall(self) -> list[str]:
+        """Let everything in memory take part in this step; returns the names."""
+        self._captured.update(self.memory)
+        return list(self.memory)
+
     def hold(self, name: str) -> None:
         """Let ``name`` stand for the accumulated gradient, without copying it."""
         gradients, loss_scale = self._gradients(), self._loss_scale()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError, NonFiniteError
 from ..geometry import BaseRule, Gram, Inner, Vector
-from ..geometry.slots import GRADIENT, HESSIAN, MEMORY, PRECONDITIONED, RETAIN, SURROGATE, sample_slot
+from ..geometry.slots import GRADIENT, HESSIAN, MEMORY, PRECONDITIONED, RETAIN, SURROGATE, sample_slot, stored_slot
 from ..geometry.subspace import Subspace, check_independent
 from ..space import ParameterSpace, Realized
 from ..space.preconditioner import Preconditioners, check_adaptive
@@ -100,6 +100,7 @@ class StepEngine:
         self._loss_scaling = loss_scaling
         self._optimizer = optimizer
         self._spanned = False
+        self._stored: Gram | None = None
         if rule.metric == "adam":
             if optimizer is None:
                 raise ConfigError("metric='adam' reads the optimizer's second moments: pass optimizer=….")
@@ -123,6 +124,8 @@ class StepEngine:
         for name in self.rule.passes:
             if not window.get(name):
                 raise DataError(f"The window has no {name!r} micro-batch; this method needs {self.rule.passes}.")
+        if self.rule.stored:
+            self._know_stored()
         if self.rule.samples and not 1 <= len(samples) <= self.rule.samples:
             raise DataError(
                 f"{len(samples)} single retain samples were given; this method needs 1 to {self.rule.samples}."
@@ -136,6 +139,15 @@ class StepEngine:
         finally:
             for p in outside:  # whoever clips the model's gradients would clip by the sum of all passes
                 p.grad = None
+
+    def store(self, parts: Sequence[Sequence[Closure]]) -> None:
+        """Store the gradient of each part of the retain data at the weights as they are, for all steps to come."""
+        self.space.begin()
+        names = [stored_slot(i) for i in range(len(parts))]
+        with frozen_statistics(self._module):
+            for i, (name, closures) in enumerate(zip(names, parts, strict=True)):
+                self._pass(f"retain part {i + 1}", closures)
+                self.space.store(name)
 
     def _outside(self) -> list[nn.Parameter]:
         """Trainable parameters of the module that the optimizer does not hold, and that have no gradient yet."""
@@ -165,7 +177,9 @@ class StepEngine:
                 space.hold(GRADIENT[name])
             names.append(GRADIENT[name])
         preconditioners = self._read_preconditioners()
-        gram = self._gram(names, preconditioners)
+        if rule.stored:
+            names += space.recall()
+        gram = self._gram(names, preconditioners, known=self._stored)
         if not self._usable(gram):
             return self._skip(losses, gram)
         if rule.remembers is not None:  # only now: a gradient that overflowed must not be remembered
@@ -207,6 +221,15 @@ class StepEngine:
             amplified = amplification(losses, inner)
         space.write_gradient(vector - amplified, precise=inner.precise)
         return Outcome(losses, gram, inner, realized, vector, amplified, protected=protected)
+
+    def _know_stored(self) -> None:
+        """Inner products of what is stored, which stay the same."""
+        if self._stored is not None:
+            return
+        if not self.space.memory:
+            raise DataError("Nothing of the retain data is stored: call store() with the losses of its parts first.")
+        self.space.begin()
+        self._stored = self.space.gram(self.space.recall())
 
     def _read_preconditioners(self) -> Preconditioners | None:
         if self.rule.metric != "adam" or self._optimizer is None:

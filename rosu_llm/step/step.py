@@ -123,7 +123,7 @@ class UnlearningStep:
     def __call__(
         self,
         forget: Closure | Sequence[Closure],
-        retain: Closure | Sequence[Closure],
+        retain: Closure | Sequence[Closure] = (),
         samples: Sequence[Closure] = (),
     ) -> dict[str, float]:
         """Take one step; each closure returns its share of the loss of its part (their sum is the loss).
@@ -144,6 +144,10 @@ class UnlearningStep:
         self.optimizer.zero_grad(set_to_none=True)
         self._count += 1
         return values
+
+    def store(self, parts: Sequence[Closure | Sequence[Closure]]) -> None:
+        """Store the gradient of each part of the retain data, for ``method="forget_only"``, before the first step."""
+        self.engine.store([_closures(part) for part in parts])
 
     def compute(
         self,

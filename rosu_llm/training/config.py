@@ -78,6 +78,7 @@ class MethodArguments:
     metric: str = _option("metric")
     protect: str = _option("protect")
     memory_decay: float = _option("memory_decay")
+    directions: int = _option("directions")
 
     # -- the amplification ----------------------------------------------------------------------
     beta: NameOrNumber = field(default="tied", metadata=_help("Amplification β: tied (η/ρ), two_phase or a number."))

@@ -25,7 +25,8 @@ from .checks import paired_sets
 from .config import MethodArguments
 from .depth import Bound, Unseen, check_alternates, load_base
 from .references import References
-from .window import mean_nll
+from .stored import check_layout, parts_of, read_stored, write_stored
+from .window import WindowLoss, mean_nll
 
 if TYPE_CHECKING:
     from transformers import Trainer as Base
@@ -44,11 +45,23 @@ class Measuring(Base):  # type: ignore[misc]
     _alternates: Any
     _base_model: Any
     _budget_data: Any
+    _memory_data: Any
+    _memory_file: str | None
+    _step: UnlearningStep | None
     #: What the checkpoint of a resumed run says, and where it is.
     _known_state: Mapping[str, Any] = {}
     _resumed_from: str | None = None
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def window_loss(self, part: str) -> WindowLoss:
+        raise NotImplementedError
+
+    def raw_optimizer(self) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+    def _build_step(self, model: nn.Module) -> UnlearningStep:
         raise NotImplementedError
 
     def _add_metrics(self, values: Mapping[str, float]) -> None:
@@ -137,6 +150,37 @@ class Measuring(Base):  # type: ignore[misc]
         distance, count = self.mean_over_ranks(total).tolist()
         return float(distance / count) if count else 0.0
 
+    def _store_gradients(self, step: UnlearningStep) -> None:
+        """Before the first step, for rules that need no retain data afterwards."""
+        count = step.rule.stored
+        if self._memory_file is not None:
+            check_layout(self.layout)
+            step.space.memory.update(read_stored(self._memory_file, self._trained(), count))
+            return
+        samples = self._memory_data
+        if samples is None:
+            samples = getattr(self.train_dataset, "retain", None)
+        loss, model = self.window_loss("retain"), self.model_wrapped
+        with evaluating(model):
+            step.store([loss.closures(model, list(self._batches(p)), "retain") for p in parts_of(samples, count)])
+
+    def write_memory(self, path: str | Path) -> None:
+        """Store the retain gradients at the weights as they are, and write them to ``path``."""
+        check_layout(self.layout)
+        step = self._build_step(self.model_wrapped)
+        try:
+            self._store_gradients(step)
+            if self.is_world_process_zero():
+                write_stored(step.space.memory, list(self._trained()), Path(path), layout=self.layout)
+        finally:
+            step.release()
+            self._step = None
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """The optimizer's parameters in its order, by their names in the model."""
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        return {names[id(p)]: p for group in self.raw_optimizer().param_groups for p in group["params"]}
+
     def _remaining(self) -> Callable[[], float] | None:
         """How much of the forgetting is still to be done, where it is bounded."""
         bound = self._bound
@@ -167,9 +211,10 @@ class Measuring(Base):  # type: ignore[misc]
 
     def _restore_step(self, step: UnlearningStep) -> None:
         """The memory and the radius that the step had at the checkpoint."""
-        if step.rule.remembers is not None and self._resumed_from is not None:
-            name, protect = MEMORY_FILE.format(rank=self._note_rank()), f"protect={self.method_args.protect!r}"
-            path = part_of(self._resumed_from, name, protect)
+        if (step.rule.remembers is not None or step.rule.stored) and self._resumed_from is not None:
+            name, settings = MEMORY_FILE.format(rank=self._note_rank()), self.method_args
+            wanted = "method='forget_only'" if step.rule.stored else f"protect={settings.protect!r}"
+            path = part_of(self._resumed_from, name, wanted)
             step.space.memory.update(load_memory(path, self.args.device))
         if step.radius is not None and "radius" in self._known_state:
             step.radius.rho, step.radius.size = self._known_state["radius"]
@@ -194,6 +239,11 @@ class Measuring(Base):  # type: ignore[misc]
                 raise DataError(f"holdout_dataset is empty: {name}='holdout' has nothing to measure.")
         if settings.budget is not None:
             check_budget_data(self._budget_data)
+        if (self._memory_data is not None or self._memory_file is not None) and not settings.rule().stored:
+            raise ConfigError(
+                f"memory_dataset and memory_file are for method='forget_only', and this is {settings.method!r}: leave "
+                "them out, or change the method."
+            )
         if settings.forget_until == "alternates":
             check_alternates(self._alternates, train_dataset)
 

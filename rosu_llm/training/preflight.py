@@ -60,7 +60,7 @@ def preflight(
     size = sum(_count(p) * p.element_size() for p in trained)
     kept = rule.samples + (len(rule.passes) if rule.perturbs else len(rule.passes) - 1)
     kept += int(rule.perturbs and rule.metric != "euclidean")  # D⁻¹q
-    kept += int(rule.remembers is not None)
+    kept += int(rule.remembers is not None) + rule.stored
     adaptive = _STATES.get(type(optimizer).__name__, 2)
     if type(optimizer).__name__ == "SGD" and any(g.get("momentum") for g in optimizer.param_groups):
         adaptive = 1

@@ -90,6 +90,9 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         alternates_dataset: for each forget sample a list of samples with other answers to its question, for
             ``forget_until="alternates"``.
         budget_dataset: samples that take no part in training, for ``budget``.
+        memory_dataset: retain samples whose gradients are stored before the first step, for ``forget_only``; those of a
+            :class:`ForgetRetainDataset` if not given.
+        memory_file: gradients that 'rosu memory build' has stored, in place of them.
         base_model: the model before it learned the forget samples, or its name, for ``forget_until="base"``.
         peft_config: wrap the model in this adapter first.
         tokenizer, processing_class: either name is accepted, whatever the installed version calls it.
@@ -114,6 +117,8 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         holdout_dataset: Any = None,
         alternates_dataset: Any = None,
         budget_dataset: Any = None,
+        memory_dataset: Any = None,
+        memory_file: str | None = None,
         base_model: Any = None,
         peft_config: Any = None,
         **kwargs: Any,
@@ -122,7 +127,7 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         check_training_arguments(args)
         check_handed_over(kwargs, persistent=bool(getattr(args, "dataloader_persistent_workers", False)))
         self._holdout, self._alternates, self._base_model = holdout_dataset, alternates_dataset, base_model
-        self._budget_data = budget_dataset
+        self._budget_data, self._memory_data, self._memory_file = budget_dataset, memory_dataset, memory_file
         self._check_data(kwargs.get("train_dataset"), kwargs.get("model_init"))
         if isinstance(model, str):
             model = load_causal_model(model, **dtype_argument(torch.float32))
@@ -266,6 +271,8 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
 
     def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
         step = self._step or self._build_step(model)
+        if step.rule.stored and not step.space.memory:
+            self._store_gradients(step)
         if self._budget is not None:
             self._budget.begin(step)
         self.compute_references(model)

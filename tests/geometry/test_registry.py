@@ -6,6 +6,7 @@ import pytest
 
 from rosu_llm.geometry import METHODS, Rosu, build_rule
 from rosu_llm.geometry.methods.base import BaseRule
+from rosu_llm.geometry.methods.forget_only import ForgetOnly
 from rosu_llm.geometry.methods.graddiff import FineTune, GradDiff, NegativeGradient
 from rosu_llm.geometry.methods.gu import GU
 from rosu_llm.geometry.methods.minmax import MinMax
@@ -32,6 +33,7 @@ from rosu_llm.geometry.methods.uam import Uam, UamReflected, UamRelaxed
         ("graddiff", GradDiff(forget_weight=1.0, retain_weight=1.0)),
         ("ft", FineTune()),
         ("ng", NegativeGradient()),
+        ("forget_only", ForgetOnly(directions=8)),
     ],
 )
 def test_defaults_are_those_of_the_paper(method: str, expected: BaseRule) -> None:
@@ -46,6 +48,7 @@ def test_every_method_is_covered_here() -> None:
     assert sorted(METHODS) == sorted(
         (
             "rosu minmax uam uam_relaxed uam_reflected pcgrad pcgrad_conflict blur sam_npo orthograd gu graddiff ft ng"
+            " forget_only"
         ).split()
     )
 

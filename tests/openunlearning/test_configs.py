@@ -13,7 +13,7 @@ import yaml
 
 from rosu_llm.evaluation.tofu.summary import ATTACKS
 from rosu_llm.geometry import METHODS
-from rosu_llm.openunlearning.arguments import HOLDOUT, NATIVE, read_method_args
+from rosu_llm.openunlearning.arguments import APART, HOLDOUT, NATIVE, read_method_args
 from rosu_llm.openunlearning.losses import register_losses
 from rosu_llm.openunlearning.registration import TRAINERS
 from rosu_llm.training.values import coerce
@@ -102,7 +102,7 @@ def test_every_alias_has_a_configuration_of_its_name() -> None:
 
 def test_every_method_can_be_named() -> None:
     """A new method needs a line in the alias table (or in that of methods OpenUnlearning has itself)."""
-    assert {alias.method for alias in TRAINERS.values()} | set(NATIVE) == set(METHODS)
+    assert {alias.method for alias in TRAINERS.values()} | {*NATIVE, *APART} == set(METHODS)
 
 
 def test_other_applications_see_nothing_of_ours(tmp_path: Path) -> None:

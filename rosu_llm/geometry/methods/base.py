@@ -96,6 +96,11 @@ class BaseRule(ABC):
         return None
 
     @property
+    def stored(self) -> int:
+        """How many retain gradients (``m1``, ``m2``, …) are stored before the first step."""
+        return 0
+
+    @property
     def needs_hessian(self) -> bool:
         """Whether Hessian-vector products are needed."""
         return False

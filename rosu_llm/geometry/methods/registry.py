@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ConfigError, unknown
 from .base import BaseRule
+from .forget_only import ForgetOnly
 from .graddiff import FineTune, GradDiff, NegativeGradient
 from .gu import GU
 from .minmax import MinMax
@@ -32,6 +33,7 @@ METHODS: dict[str, type[BaseRule]] = {
     "graddiff": GradDiff,
     "ft": FineTune,
     "ng": NegativeGradient,
+    "forget_only": ForgetOnly,
 }
 
 #: Other names, for those who do not unlearn: a fine-tuned model is one with nothing to forget.

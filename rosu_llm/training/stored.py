@@ -1,0 +1,104 @@
+"""Retain gradients that are stored before the first step, and the file that carries them to where no retain data is.
+
+The file holds one tensor for each direction and trained parameter, ``m1.<name>``, ``m2.<name>``, …
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..errors import ConfigError, DataError, UnsupportedLayoutError
+from ..geometry.slots import stored_slot
+
+KIND = "rosu/stored-gradients/1"
+
+
+def parts_of(samples: Any, count: int) -> Iterator[list[Any]]:
+    """``samples`` dealt out to ``count`` parts, as to players."""
+    if samples is None or len(samples) < count:
+        raise DataError(
+            f"method='forget_only' stores directions={count} retain gradients, each of a part of the retain data, and "
+            f"{'none was' if samples is None else f'{len(samples)} samples were'} given: pass memory_dataset=… with "
+            "more samples, fewer directions, or memory_file=… of 'rosu memory build'."
+        )
+    for first in range(count):
+        yield [samples[i] for i in range(first, len(samples), count)]
+
+
+def check_layout(layout: str) -> None:
+    """Raise where a process holds only a part of every gradient."""
+    if layout not in ("local", "ddp"):
+        raise UnsupportedLayoutError(
+            f"A memory file holds whole gradients, which {layout} takes apart: use one device or DDP, or give retain "
+            "data and let the run store its own."
+        )
+
+
+def write_stored(memory: Mapping[str, Sequence[Tensor]], names: Sequence[str], path: Path, **about: Any) -> None:
+    """Write what is stored beside ``path`` and rename; ``about`` is kept as text with it."""
+    tensors = {
+        f"{slot}.{name}": tensor.detach().cpu().contiguous()
+        for slot, own in memory.items()
+        for name, tensor in zip(names, own, strict=True)
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(tensors, partial, metadata={"kind": KIND, "about": json.dumps(about)})
+    partial.replace(path)
+
+
+def read_stored(path: str, parameters: Mapping[str, nn.Parameter], count: int) -> dict[str, list[Tensor]]:
+    """The first ``count`` directions of a file, which must be of these parameters."""
+    if not Path(path).expanduser().is_file():
+        raise ConfigError(f"memory_file={path!r} is not there: make it with 'rosu memory build'.")
+    memory: dict[str, list[Tensor]] = {}
+    try:
+        with safe_open(Path(path).expanduser(), "pt") as file:
+            if (file.metadata() or {}).get("kind") != KIND:
+                raise ConfigError(f"memory_file={path!r} holds no stored gradients: make it with 'rosu memory build'.")
+            known = set(file.keys())
+            most = len({key.partition(".")[0] for key in known})
+            if count > most:
+                raise ConfigError(
+                    f"memory_file={path!r} holds {most} directions, and directions={count} are asked for: lower that, "
+                    "or build it again."
+                )
+            for slot in map(stored_slot, range(count)):
+                memory[slot] = [_read(file, f"{slot}.{name}", p, path, known) for name, p in parameters.items()]
+            strangers = sorted(known - {f"{slot}.{name}" for slot in _slots(known) for name in parameters})
+    except SafetensorError as error:
+        raise ConfigError(f"memory_file={path!r} cannot be read: {error}") from None
+    if strangers:
+        raise ConfigError(
+            f"memory_file={path!r} also holds {strangers[0].partition('.')[2]!r}, which this run does not train: build "
+            "it with the same model and adapter."
+        )
+    return memory
+
+
+def _slots(keys: set[str]) -> set[str]:
+    return {key.partition(".")[0] for key in keys}
+
+
+def _read(file: Any, key: str, parameter: nn.Parameter, path: str, known: set[str]) -> Tensor:
+    name = key.partition(".")[2]
+    if key not in known:
+        raise ConfigError(
+            f"memory_file={path!r} lacks {name!r}, which is trained: build it with the same model and adapter."
+        )
+    tensor: Tensor = file.get_tensor(key)
+    if tensor.shape != parameter.shape:
+        raise ConfigError(
+            f"memory_file={path!r} has {name!r} of shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}: it is of "
+            "another model."
+        )
+    # A copy: where a tensor lies in memory decides how its sums round, and in the file it lies anywhere.
+    return tensor.to(parameter.device, torch.float32, copy=True)
