@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +39,27 @@ def load_causal_model(name: str, **options: Any) -> Any:
             "not whole"
         )
     return model
+
+
+@contextmanager
+def loading_whole() -> Iterator[None]:
+    """Inside, ``from_pretrained`` loads all of a model on every process, whatever layout the run has.
+
+    Where ZeRO-3 is configured it would split the model, and where FSDP is, with ``fsdp_cpu_ram_efficient_loading``, it
+    reads the weights on the first process alone: right for a model that is about to be sharded, and for no other.
+    """
+    from transformers.integrations import deepspeed
+
+    config, variable = deepspeed._hf_deepspeed_config_weak_ref, "FSDP_CPU_RAM_EFFICIENT_LOADING"
+    before = os.environ.get(variable)
+    deepspeed._hf_deepspeed_config_weak_ref, os.environ[variable] = None, "false"
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = config
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before
 
 
 def accelerator_kind() -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..compat import dtype_argument, load_causal_model
+from ..compat import dtype_argument, load_causal_model, loading_whole
 from ..errors import ConfigError, DataError, one_line
 from ..files import part_of
 from ..losses.depth import Depth, sample_nll
@@ -148,7 +148,10 @@ class Bound:
 
 def load_base(model: Any) -> Any:
     """The base model in float32 by its name or folder; one that is loaded already stays as it is."""
-    return load_causal_model(model, **dtype_argument(torch.float32)) if isinstance(model, str) else model
+    if not isinstance(model, str):
+        return model
+    with loading_whole():
+        return load_causal_model(model, **dtype_argument(torch.float32))
 
 
 def check_base(base: Any, model: Any) -> None:
@@ -167,6 +170,11 @@ def check_base(base: Any, model: Any) -> None:
             raise ConfigError(f"base_model={base!r} could not be loaded: {one_line(error)[:300]}") from error
     else:
         config = base.config
+        if any(hasattr(p, "ds_id") for p in base.parameters()):
+            raise ConfigError(
+                "base_model was loaded after ZeRO-3 had been configured, which split it: pass its name or folder "
+                "instead, or load it before the training arguments are made."
+            )
     own, other = (getattr(of, "vocab_size", None) for of in (getattr(model, "config", None), config))
     if None not in (own, other) and own != other:
         raise ConfigError(

@@ -10,6 +10,8 @@ CHECKPOINTING = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs"
 ADAPTER = {"lora": True, "max_steps": 3}
 CALIBRATED = {"calibrate": 5.0, "forget_loss": "npo", "amplify": "optimizer"}
 BOUNDED = {"forget_until": "holdout", "forget_margin": 0.2, "rho": "auto"}
+#: The model before it learned the data is loaded by its name while the layout is set up.
+BASED = {"forget_until": "base", "base": True, "max_steps": 2}
 #: Nothing stays inside: back to the start after the second step, and again after the fourth.
 BUDGET = {"budget": 1e-9, "budget_every": 2, "budget_tries": 5, "learning_rate": 0.05}
 #: Soon beyond the targets, so that the last weights are not the closest.
@@ -23,6 +25,7 @@ EVERYWHERE: Cases = {
     "lora": {**ADAPTER, **CHECKPOINTING},
     "calibrated": CALIBRATED,
     "bounded": BOUNDED,
+    "based": BASED,
     "budget": BUDGET,
     "best": {**BEST, "learning_rate": 0.03},
     "uneven": {"uneven": True, "max_steps": 7, "calibrate": "holdout"},
@@ -52,15 +55,8 @@ HESSIANS: Cases = {mode: {"jacobian": mode} for mode in ("relaxed", "exact", "no
 
 def alone() -> Cases:
     """What one process trains for comparison."""
-    return {
-        "plain": {},
-        "lora": ADAPTER,
-        "calibrated": CALIBRATED,
-        "bounded": BOUNDED,
-        "best": EVERYWHERE["best"],
-        **PER_SAMPLE,
-        **HESSIANS,
-    }
+    names = ("plain", "calibrated", "bounded", "based", "best")
+    return {**{name: EVERYWHERE[name] for name in names}, "lora": ADAPTER, **PER_SAMPLE, **HESSIANS}
 
 
 def spread(deepspeed: bool) -> Plan:

@@ -109,6 +109,15 @@ def test_bounded_forgetting_with_an_automatic_radius(layout: str, runs: Runs) ->
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_model_before_learning_is_whole_on_every_process(layout: str, runs: Runs) -> None:
+    """ZeRO-3 splits what is loaded beside the trained model, and FSDP2 reads it on the first process alone."""
+    spread, truth = runs(layout)["based"], runs("local")["based"]
+    assert difference(spread, truth) < 1e-4
+    for mine, theirs in zip(spread.logs, truth.logs, strict=True):
+        assert mine["depth/target"] == pytest.approx(theirs["depth/target"], rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_outside_the_budget_every_rank_goes_back_to_the_same_bits(layout: str, runs: Runs) -> None:
     run = runs(layout)["budget"]
     start = flat({name: p.detach() for name, p in tiny_llama().named_parameters()})

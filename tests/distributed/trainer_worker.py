@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from tests.distributed.leaving import leave
 
-OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict", "fail", "unlike")
+OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict", "fail", "unlike", "base")
 
 
 def claim(layout: str, state_dict: str | None) -> dict[str, Any]:
@@ -137,6 +137,11 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
 
         torch.manual_seed(1)
         peft_config = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    base = folder / f"base{os.environ.get('RANK', '0')}" if options["base"] else None
+    if base:  # by hand: of several processes save_pretrained writes on the first alone
+        before = tiny_llama(seed=9, initializer_range=0.2)
+        before.config.save_pretrained(base)
+        save_file(dict(before.named_parameters()), base / "model.safetensors", metadata={"format": "pt"})
     count = 37 if options["uneven"] else 32
     trainer = ROSUTrainer(
         model,
@@ -145,6 +150,7 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
         eval_dataset=ForgetRetainDataset(samples(6, seed=4), samples(6, seed=5)) if options["evaluate"] else None,
         holdout_dataset=samples(5, seed=3),
         budget_dataset=samples(4, seed=6),
+        base_model=str(base) if base else None,
         peft_config=peft_config,
     )
     if trainer.accelerator.num_processes != world:
