@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from equivalence_worker import HONEST, OPTIMIZERS, results, worker
+from equivalence_worker import HONEST, results, worker
 
 LAYOUTS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 AMPLIFY = ("direct", "optimizer", "matched")
@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=LAYOUTS)
     parser.add_argument("--worlds", nargs="+", type=int, default=[2, 3])
     parser.add_argument("--accumulations", nargs="+", type=int, default=[1, 4])
-    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=list(OPTIMIZERS))
+    parser.add_argument("--optimizers", nargs="+", default=list(LIMIT), choices=list(LIMIT))
     parser.add_argument("--amplify", nargs="+", default=list(AMPLIFY), choices=list(AMPLIFY))
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--controls", action="store_true", help="also run the negative controls")
