@@ -19,6 +19,7 @@ VERBS = {
     "sweep": "search any settings with Optuna, selected by Agg_MU; resumable, with table and frontier plot",
     "ablate": "run a grid of variants in resumable cells, with tables and plots",
     "audit": "check full-retain orthogonality of mini-batch directions, and a run's numerical safeguards",
+    "doctor": "what is installed, which devices and layouts work here, checked against one process",
     "report": "one self-contained page about one or several runs: curves, metrics, answers, audits",
     "table": "the paper's TOFU summary from OpenUnlearning's result files",
 }

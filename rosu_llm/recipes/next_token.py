@@ -100,7 +100,7 @@ def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
         memory_dataset=retain if config.rule().stored and not arguments.memory_file else None,
         memory_file=arguments.memory_file,
         base_model=arguments.base_model,
-        peft_config=_lora(arguments),
+        peft_config=lora_config(arguments),
     )
 
 
@@ -179,7 +179,8 @@ def _model(arguments: RunArguments) -> Any:
         raise not_loaded(arguments, "model", error) from error
 
 
-def _lora(arguments: RunArguments) -> Any:
+def lora_config(arguments: RunArguments) -> Any:
+    """PEFT's configuration of the adapter; None to train everything."""
     if arguments.lora_r is None:
         return None
     try:

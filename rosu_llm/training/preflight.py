@@ -34,6 +34,13 @@ class Preflight:
         """Sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.buffers + self.reference
 
+    def peak_per_process(self, layout: str, processes: int) -> int:
+        """The same for one of several processes, which share what the layout splits."""
+        split = self.optimizer + self.buffers if layout in ("zero1", "zero2", "zero3", "fsdp2") else 0
+        split += self.gradients if layout in ("zero2", "zero3", "fsdp2") else 0
+        split += self.weights if layout in ("zero3", "fsdp2") else 0
+        return self.peak - split + split // processes
+
     def line(self) -> str:
         """The sentence that is logged."""
         share = 100.0 * self.trainable / max(1, self.total)
