@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     if rest and not options.config:
         parser.error(f"{rest[0]} is a setting of a recipe: give the recipe with --config FILE")
     refuse_several_processes("rosu doctor starts its own processes: run it once on each machine, without a launcher.")
-    if options.timeout <= 0:
+    if not 0 < options.timeout < float("inf"):
         parser.error(f"--timeout {options.timeout:g} is no time: give seconds, e.g. 300")
     if options.out:
         check_out(options.out)
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     from ..presentation.writers.markdown import section as markdown
     from ..recipes.settings import build
 
-    processes = check_processes(options.processes)
+    processes = 1 if options.smoke else check_processes(options.processes)
     quiet()
     with TemporaryDirectory() if options.smoke and values is not None else nullcontext() as scratch:
         if scratch and values is not None:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             values = toy_values(values, Path(scratch))
         document = examine(
             processes,
-            LAYOUTS[:1] if options.smoke else options.layouts,
+            options.layouts,
             recipe=None if values is None else build(values),
             steps=1 if options.smoke else 3,
             timeout=options.timeout,
@@ -75,5 +75,5 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=300.0, metavar="SECONDS", help="for each layout, its compiler included (300)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write doctor.md and doctor.json there")
-    parser.add_argument("--smoke", action="store_true", help="one step under DDP only, and a toy in place of the recipe")
+    parser.add_argument("--smoke", action="store_true", help="one step in one process; a toy in place of the recipe")
     return parser

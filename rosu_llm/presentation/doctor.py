@@ -58,7 +58,7 @@ def _machine(document: DoctorDocument) -> Table:
 
 def _packages(document: DoctorDocument) -> Block:
     if not document["packages"]:
-        return Missing("rosu-llm runs from its sources, not as an installed package: there are no bounds to compare with.")
+        return Missing("rosu-llm is not installed as a package: there are no bounds to compare versions with.")
     rows = []
     for each in document["packages"]:
         extra = f" (rosu-llm[{each['extra']}])" if each["extra"] else ""

@@ -51,10 +51,11 @@ def estimate(recipe: Recipe) -> Needs:
         )
     except (OSError, ValueError) as error:
         raise not_loaded(arguments, "configuration", error) from error
+    saved: int | None = None
     if isinstance(config, RepresentationConfig):
         model, saved = _lower_layers(described, arguments, config)
     else:
-        model, saved = _whole(described, arguments, config)
+        model = _whole(described, arguments, config)
     with _quiet():
         prepare_precision(model, upcast=config.upcast, autocast=True)
     trained = _size(p for p in model.parameters() if p.requires_grad)
@@ -69,12 +70,12 @@ def estimate(recipe: Recipe) -> Needs:
     return Needs(step, checkpoint if saved is None else saved, count * full)
 
 
-def _whole(described: Any, arguments: RunArguments, config: ROSUConfig) -> tuple[Any, None]:
-    """The model as it is trained; it is saved as it is then, or its adapter."""
+def _whole(described: Any, arguments: RunArguments, config: ROSUConfig) -> Any:
+    """The model as it is trained, with its adapter."""
     from transformers import AutoModelForCausalLM
 
     model, adapter = _built(AutoModelForCausalLM, described, arguments), lora_config(arguments)
-    return (model if adapter is None else add_adapter(model, adapter, config.seed)), None
+    return model if adapter is None else add_adapter(model, adapter, config.seed)
 
 
 def _lower_layers(described: Any, arguments: RunArguments, config: RepresentationConfig) -> tuple[Any, int]:

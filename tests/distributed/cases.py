@@ -25,14 +25,15 @@ EVERYWHERE: Cases = {
     "lora": {**ADAPTER, **CHECKPOINTING},
     "calibrated": CALIBRATED,
     "bounded": BOUNDED,
-    "based": BASED,
     "budget": BUDGET,
     "best": {**BEST, "learning_rate": 0.03},
     "uneven": {"uneven": True, "max_steps": 7, "calibrate": "holdout"},
 }
 BESIDES: dict[str, Cases] = {
     "ddp": {"twenty": {"max_steps": 20, "calibrate": "holdout"}, "unlike": {"unlike": True}},
+    "zero3": {"based": BASED},
     "fsdp2": {
+        "based": BASED,
         "evaluated": {"evaluate": True, "eval_strategy": "steps", "eval_steps": 1},
         "bf16": {"bf16": True, "max_steps": 2, "rho": 1.0},
         "full": {**SAVING, "state_dict": "FULL_STATE_DICT"},
@@ -55,8 +56,8 @@ HESSIANS: Cases = {mode: {"jacobian": mode} for mode in ("relaxed", "exact", "no
 
 def alone() -> Cases:
     """What one process trains for comparison."""
-    names = ("plain", "calibrated", "bounded", "based", "best")
-    return {**{name: EVERYWHERE[name] for name in names}, "lora": ADAPTER, **PER_SAMPLE, **HESSIANS}
+    names = ("plain", "calibrated", "bounded", "best")
+    return {**{name: EVERYWHERE[name] for name in names}, "lora": ADAPTER, "based": BASED, **PER_SAMPLE, **HESSIANS}
 
 
 def spread(deepspeed: bool) -> Plan:

@@ -108,7 +108,7 @@ def test_bounded_forgetting_with_an_automatic_radius(layout: str, runs: Runs) ->
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["fsdp2", "zero3"])
 def test_the_model_before_learning_is_whole_on_every_process(layout: str, runs: Runs) -> None:
     """ZeRO-3 splits what is loaded beside the trained model, and FSDP2 reads it on the first process alone."""
     spread, truth = runs(layout)["based"], runs("local")["based"]

@@ -15,7 +15,7 @@ from typing import Any
 
 #: Extras for those who work on the package itself.
 _INTERNAL = ("dev", "docs")
-_PATH = re.compile(r"(?<![\w/.:-])/(?:[^\s/'\":;,()]+/)+([^\s/'\":;,()]*)")
+_PATH = re.compile(r"(?<![\w/.:-])~?/(?:[^\s/'\":;,()]+/)+([^\s/'\":;,()]*)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _SECRET = re.compile(r"\b(?:hf|sk|ghp)_?[-A-Za-z0-9]{16,}|(?<=://)[^\s/@]+@")
 

@@ -134,9 +134,7 @@ class SpreadModel:
             "gradient_clipping": 0.0,
             "steps_per_print": 10**9,
         }
-        self.module, *_ = deepspeed.initialize(
-            model=self.model, optimizer=make(self.model.parameters()), config=config
-        )
+        self.module, *_ = deepspeed.initialize(model=self.model, optimizer=make(self.model.parameters()), config=config)
         return self.module.optimizer.optimizer
 
     def take(self, step: int) -> dict[str, float]:

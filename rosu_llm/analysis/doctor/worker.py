@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 
 def main(folder: Path, steps: int, stages: list[str]) -> None:
     """Run the stages in order; the first error ends the process."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
     warnings.simplefilter("ignore")
     stage = stages[0]
     try:
@@ -40,14 +42,16 @@ def main(folder: Path, steps: int, stages: list[str]) -> None:
             torch.distributed.barrier()
     except BaseException as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        write_whole(folder / f"{stage}.{RANK}.error", text.encode(errors="replace"))
+        with suppress(OSError):  # a full disk
+            write_whole(folder / f"{stage}.{RANK}.error", text.encode(errors="replace"))
         os._exit(1)
     os._exit(0)  # all is written; tearing down gloo's threads now and then aborts the process
 
 
-def _end_with_parent() -> None:
-    """End this process and what it started (compilers) as soon as the one that holds its input is gone."""
+def end_with_parent(folder: Path) -> None:
+    """Once the process that holds this one's input is gone, end, with what was started (compilers) and written."""
     sys.stdin.buffer.read()
+    shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
