@@ -224,7 +224,6 @@ def tofu_toys(request: TofuRequest) -> Iterator[TofuRequest]:
             loading=Loading(dtype="float32"),
             out=(request.out or Path("outputs")) / "smoke",
             overwrite=True,
-            processes=None,
         )
 
 
@@ -254,7 +253,6 @@ def wmdp_toys(request: WmdpRequest) -> Iterator[WmdpRequest]:
             settings=replace(request.settings, tasks=TASKS, device=None, dtype="float32"),
             data_dir=folder,
             tasks_dir=None,
-            processes=None,
             out=out,
             cache=folder / "cache",
             name="toy",

@@ -24,6 +24,16 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-processes", type=int, metavar="N", help="number of devices for --accelerate-config")
 
 
+def wants_processes(options: argparse.Namespace) -> bool:
+    """Whether several processes were asked for; a toy takes them only where they have devices to try."""
+    asked = options.num_processes is not None or getattr(options, "accelerate_config", None) is not None
+    if not (asked and options.smoke):
+        return asked
+    from ..compat import accelerator_kind
+
+    return accelerator_kind() is not None
+
+
 def seed_number(text: str) -> int:
     """A seed, for argparse."""
     if not text.isascii() or not text.isdigit() or int(text) >= 2**32:

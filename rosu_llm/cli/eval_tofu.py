@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import LAYOUTS, launch, shutdown
+from .common import LAYOUTS, launch, shutdown, wants_processes
 
 if TYPE_CHECKING:
     from ..evaluation.tofu.run import TofuRequest
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Parse, evaluate, print the tables."""
     options = _parser().parse_args(argv)
-    several = options.num_processes is not None or options.accelerate_config is not None
-    if several and not options.smoke:
+    if wants_processes(options):
         return _launch(options, argv)
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.WARNING, format="%(message)s")

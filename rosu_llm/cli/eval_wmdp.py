@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import check_out, launch, seed_number, shutdown
+from .common import check_out, launch, seed_number, shutdown, wants_processes
 
 if TYPE_CHECKING:
     from ..evaluation.wmdp.run import WmdpRequest
@@ -26,10 +26,12 @@ def main(argv: Sequence[str]) -> int:
     if options.join:
         _print_table(options.join, options)
         return 0
-    if options.num_processes is not None and not options.smoke:
+    if wants_processes(options):
+        from ..compat import accelerator_kind
+
         # the processes count themselves: a launcher that quietly starts fewer is noticed
         expected = [*argv, "--expect-processes", str(options.num_processes)]
-        if options.device == "cpu":
+        if options.device == "cpu" or accelerator_kind() is None:
             os.environ["ACCELERATE_USE_CPU"] = "true"  # else every process believes it is alone
         # autocast would change what --dtype says
         return launch("ddp", options.num_processes, expected, ("eval", "wmdp"), ("--mixed_precision", "no"))
@@ -79,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", default="8", metavar="N", help="prompts at once and per process, or 'auto' (8)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     parser.add_argument("--dtype", default="auto", choices=dtypes, help="of the weights; auto: as they are stored")
-    parser.add_argument("--device", help="cpu, cuda, cuda:N or mps; default: cuda when there is one")
+    parser.add_argument("--device", help="cpu, cuda, xpu, npu, mps, or cuda:N; default: what is there")
     parser.add_argument("--num-processes", type=int, metavar="N", help="share the questions among N devices")
     parser.add_argument("--seed", type=seed_number, default=0, help="recorded and set; nothing here is random")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
 
@@ -22,6 +23,9 @@ import torch.distributed as dist
 from ..errors import ConfigError, RosuError
 
 TIMEOUT = 1800.0  # seconds without a result from any process
+#: Of the process group: whoever waits for the others must not be ended before the first process says what happened.
+#: NCCL's own is ten minutes, less than a slow batch of answers may take.
+GROUP = {"timeout": timedelta(seconds=2 * TIMEOUT)}
 PAUSE = 0.02
 PIECE = 1 << 22  # characters; torch.distributed's key-value store takes no value above 8 MB
 

@@ -13,9 +13,11 @@ import torch
 from rosu_llm.cli import common
 from rosu_llm.cli.main import main
 from rosu_llm.compat import accelerator_kind
+from rosu_llm.evaluation import processes
 from rosu_llm.evaluation.tofu import passes
 from rosu_llm.evaluation.tofu.collection import find_results
-from rosu_llm.evaluation.tofu.metrics import METRICS
+from rosu_llm.evaluation.tofu.metrics import METRICS, TofuSettings
+from rosu_llm.evaluation.tofu.run import Loading, TofuRequest, run
 from rosu_llm.evaluation.tofu.summary import FLUENCY
 from rosu_llm.toys import toy_settings
 from tests.evaluation.test_tofu_run import World
@@ -142,8 +144,29 @@ def test_whatever_kind_of_devices_there_is_they_are_used(
     with pytest.raises(SystemExit):
         toys("rosu", "--num-processes", "2")
     assert os.environ["ACCELERATE_USE_CPU"] == ""
+    for benchmark in ("tofu", "wmdp"):  # toys try the devices and their collectives
+        with pytest.raises(SystemExit):
+            main(["eval", benchmark, "rosu", "--num-processes", "2", "--smoke"])
     monkeypatch.setattr("rosu_llm.toys.accelerator_kind", lambda: kind)
     assert toy_settings({})["use_cpu"] is False and toy_settings({"use_cpu": True})["use_cpu"] is True
+
+
+def test_whoever_waits_is_not_ended_before_the_first_process_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL ends processes that waited for ten minutes, and the first one waits for half an hour."""
+    import accelerate
+
+    class Reached(Exception):
+        pass
+
+    def joined(**given: Any) -> None:
+        assert given["cpu"] is False and given["timeout"].total_seconds() > processes.TIMEOUT
+        raise Reached
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("rosu_llm.evaluation.tofu.run.accelerator_kind", lambda: "cuda")
+    monkeypatch.setattr(accelerate, "PartialState", joined)
+    with pytest.raises(Reached):
+        run(TofuRequest(model="rosu", settings=TofuSettings(data="x"), loading=Loading()))
 
 
 def test_which_kind_of_devices_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

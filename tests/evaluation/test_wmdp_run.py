@@ -15,6 +15,7 @@ from rosu_llm.evaluation.model_identity import find_model
 from rosu_llm.evaluation.wmdp import run as wmdp
 from rosu_llm.evaluation.wmdp.evaluate import TASKS, WmdpSettings, device_type, evaluate, write_tasks
 from rosu_llm.evaluation.wmdp.run import WmdpRequest, run
+from rosu_llm.toys import save_model, toy_world
 from tests.evaluation.wmdp_records import VERSIONS, copy_model, evaluation, real_questions
 
 TOPICS = {
@@ -323,3 +324,22 @@ def test_an_absent_device_is_an_error_not_another_device() -> None:
     with pytest.raises(ConfigError, match="torch sees"):
         device_type("cuda:99")
     assert device_type("cpu") == "cpu"
+
+
+def test_devices_of_other_kinds_are_used_or_refused_but_never_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = "rosu_llm.evaluation.wmdp.evaluate.accelerator_kind"
+    for kind, meant in ((None, "cpu"), ("cuda", "cuda"), ("xpu", "xpu"), ("npu", "npu")):
+        monkeypatch.setattr(asked, lambda kind=kind: kind)
+        assert device_type(None) == meant
+    monkeypatch.setattr(asked, lambda: "mlu")
+    with pytest.raises(ConfigError, match="mlu devices: pass --device cpu"):
+        device_type(None)
+
+
+def test_a_model_on_another_device_than_was_meant_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval takes the CPU without a word for a device that it does not see."""
+    pytest.importorskip("lm_eval")
+    model = save_model(tmp_path / "model", toy_world())
+    monkeypatch.setattr("rosu_llm.evaluation.wmdp.evaluate.accelerator_kind", lambda: "npu")
+    with pytest.raises(ConfigError, match="took the cpu in place of npu"):
+        evaluate(find_model(model), WmdpSettings(TASKS, dtype="float32"), None, builtin=False)

@@ -17,7 +17,7 @@ from ...data.chat_format import find_format
 from ...errors import ConfigError
 from ...files import weight_digests
 from ..model_identity import TOKENIZER_FILES, Model, find_model, is_model
-from ..processes import check_processes, from_first, started_processes
+from ..processes import GROUP, check_processes, from_first, started_processes
 from .collection import check_reference, find_reference
 from .document import FILES, REFERENCES
 from .evaluate import evaluate_tofu
@@ -70,7 +70,8 @@ def run(request: TofuRequest) -> TofuOutput:
             raise ConfigError(f"Evaluation keeps the whole model on every process, not {layout}'s shards: use ddp.")
     auc_transform(request.transform)
     # joins the other processes; without devices accelerate must be told, else every process believes it is alone
-    state = PartialState() if started_processes() == 1 or accelerator_kind() else PartialState(cpu=True)
+    alone = started_processes() == 1
+    state = PartialState(cpu=not alone and accelerator_kind() is None, **({} if alone else GROUP))
     device = torch.device(state.device)
     settings = request.settings
     model = from_first(lambda: find_model(request.model, adapters=True))

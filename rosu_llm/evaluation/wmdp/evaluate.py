@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from ...compat import installed_versions
+from ...compat import accelerator_kind, installed_versions
 from ...data.sources import read_rows
 from ...errors import ConfigError, DataError
 from ..model_identity import Model
@@ -63,16 +63,25 @@ def require_lm_eval() -> None:
         raise ConfigError("Evaluation on WMDP and MMLU needs lm-eval: pip install 'rosu-llm[eval]'.")
 
 
+#: Devices that lm-eval knows.
+_KINDS = ("cpu", "cuda", "xpu", "npu", "mps")
+
+
 def device_type(device: str | None) -> str:
     """The kind of device that will be used; raises for one that is not there, where lm-eval would take another."""
     import torch
 
     if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        kind = accelerator_kind() or "cpu"
+        if kind not in _KINDS:
+            raise ConfigError(f"lm-eval cannot use this machine's {kind} devices: pass --device cpu.")
+        return kind
     kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (number and not number.isdigit()):
-        raise ConfigError(f"--device {device!r} is not one of cpu, cuda, cuda:N, mps.")
-    present = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
+    if kind not in _KINDS or (number and not number.isdigit()):
+        raise ConfigError(f"--device {device!r} is not one of {', '.join(_KINDS)}, or cuda:N, xpu:N, npu:N.")
+    present = {"cpu": 1, "mps": int(torch.backends.mps.is_available())}.get(kind)
+    if present is None:
+        present = getattr(torch, kind).device_count() if hasattr(torch, kind) else 0
     if int(number or 0) >= present:
         raise ConfigError(f"--device {device} is not here: torch sees {present} {kind} device(s).")
     return kind
@@ -117,11 +126,13 @@ def _load(model: Model, settings: WmdpSettings) -> Any:
     from lm_eval.models.huggingface import HFLM
 
     gc.collect()  # a model evaluated before may still hold its memory
+    kind = device_type(settings.device)
+    numbered = f"{kind}:0" if kind in ("xpu", "npu") else kind  # lm-eval takes these with a number only
     lm = HFLM(
         pretrained=model.source,
         revision=model.revision,
         dtype=settings.dtype,
-        device=settings.device or device_type(None),
+        device=settings.device if settings.device not in (None, kind) else numbered,
         batch_size=settings.batch_size,
         trust_remote_code=settings.trust_remote_code,
         use_safetensors=True,
@@ -132,6 +143,8 @@ def _load(model: Model, settings: WmdpSettings) -> Any:
             f"{started} processes were started but accelerate sees {state.num_processes}: on CPUs pass --device cpu to "
             "--num-processes, or set ACCELERATE_USE_CPU=true."
         )
+    if lm.device.type != kind:
+        raise ConfigError(f"lm-eval took the {lm.device.type} in place of {kind}: pass --device {lm.device.type}.")
     # lm-eval shares the questions only where it sees several GPUs on this machine, and numbers processes per machine;
     # elsewhere every process would silently answer everything.
     lm._rank, lm._world_size = state.process_index, state.num_processes
