@@ -75,6 +75,14 @@ def accelerator_kind() -> str | None:
     return None if kind in ("cpu", "mps") else kind
 
 
+def device_name(kind: str, index: int) -> str:
+    """What a device calls itself, or its kind."""
+    import torch
+
+    name = getattr(getattr(torch, kind), "get_device_name", None)
+    return kind if name is None else str(name(index))
+
+
 def empty_device_cache() -> None:
     """Give memory that torch holds back to the device, of whatever kind."""
     import torch

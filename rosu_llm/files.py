@@ -19,12 +19,12 @@ from .errors import ConfigError, DataError
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model*.bin")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename; of several processes that do so at once, the last one wins."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write ``content`` beside ``path`` and rename; of several processes that do so at once, the last one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
 
     processes = 1 if options.smoke else check_processes(options.processes)
     quiet()
-    with TemporaryDirectory() if options.smoke and values is not None else nullcontext() as scratch:
+    toys = TemporaryDirectory() if options.smoke and values is not None else nullcontext()
+    with toys as scratch, redirect_stdout(sys.stderr):  # what libraries say is no part of the result
         if scratch and values is not None:
             from ..toys import toy_values
 

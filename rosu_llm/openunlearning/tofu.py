@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..compat import accelerator_kind, device_name
 from ..errors import ConfigError, unknown
 from ..evaluation.provenance import read_record
 from ..evaluation.tofu.summary import auc_transform
@@ -199,9 +200,10 @@ class _Progress:
 def _devices() -> list[str]:
     import torch
 
-    if torch.cuda.is_available():
-        return [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
-    return ["CPU"]
+    kind = accelerator_kind()
+    if kind is None:
+        return ["CPU"]
+    return [device_name(kind, at) for at in range(getattr(torch, kind).device_count())]
 
 
 def _scores(folder: Path) -> str:

@@ -22,7 +22,8 @@ def _layouts(document: DoctorDocument) -> Table:
     ]
     note = (
         f"{document['steps']} steps of a tiny Llama on {document['processes']} process(es) over {document['backend']}; "
-        f"difference to one process: ‖w − w_ref‖/‖w_ref − w₀‖, {AGREES} up to {document['limit']:g}."
+        f"difference to one process: ‖w − w_ref‖/‖w_ref − w₀‖, {AGREES} up to {document['limit']:g}. "
+        "The first row's seconds include imports."
     )
     return text_table("", ("layout", "state", "difference", "seconds", "why"), rows, notes=(note,))
 

@@ -61,7 +61,7 @@ def test_broken_layouts_are_found_and_the_others_tried_nevertheless(
     assert [rows[name]["state"] for name in ("local", "meet", "ddp", "fsdp2")] == ["agrees"] * 2 + ["differs", "failed"]
     assert rows["ddp"]["difference"] > 0.1
     assert rows["fsdp2"]["why"] == "OSError: cannot read …/weights.bin"
-    if machine.has("deepspeed") is None:
+    if machine.lacks("deepspeed") is None:
         assert rows["zero3"]["state"] == "agrees" and 0.0 < rows["zero3"]["difference"] < 1e-4
         assert rows["zero2"]["state"] == "not tried"
     assert len(document["problems"]) == 2
@@ -141,7 +141,11 @@ def test_replicas_that_drift_apart_and_weights_that_are_no_numbers_are_no_agreem
     )
     assert rows["ddp"]["state"] == rows["fsdp2"]["state"] == "differs"
     assert rows["ddp"]["why"] == "the processes do not have the same weights"
+    assert rows["fsdp2"]["difference"] is None  # JSON has no NaN
     assert len(document["problems"]) == 2
+    for second in (float("nan"), 2.0):  # a device that computes something else
+        document, rows, _ = examined(monkeypatch, {**fine, "local": result(1.0, second)})
+        assert rows["local"]["state"] == "differs" and document["problems"][0].startswith("one process differs")
 
 
 def test_what_is_not_installed_is_said_and_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:

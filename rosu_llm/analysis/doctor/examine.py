@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,7 @@ from ...errors import ConfigError
 from ...recipes.estimate import Needs, estimate
 from ...recipes.settings import Recipe
 from .launch import StageResult, run_stages
-from .machine import anonymous, free_disk, has, machine, packages
+from .machine import anonymous, free_disk, lacks, machine, packages
 from .worker import backend_of
 
 SCHEMA = "rosu/doctor/1"
@@ -21,9 +22,9 @@ SCHEMA = "rosu/doctor/1"
 LAYOUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ddp": ("DDP", ()),
     "fsdp2": ("FSDP2", ("torch>=2.6", "accelerate>=1.6")),
-    "zero1": ("ZeRO-1", ("deepspeed>=0.15.4",)),
-    "zero2": ("ZeRO-2", ("deepspeed>=0.15.4",)),
-    "zero3": ("ZeRO-3", ("deepspeed>=0.15.4",)),
+    "zero1": ("ZeRO-1", ("deepspeed",)),
+    "zero2": ("ZeRO-2", ("deepspeed",)),
+    "zero3": ("ZeRO-3", ("deepspeed",)),
 }
 STAGES = {"local": "one process", "meet": "processes meet"}
 #: ‖w − w_ref‖/‖w_ref − w₀‖ that rounding explains: up to 3e-5 on CPUs; what was broken on purpose makes at least 0.2.
@@ -76,9 +77,10 @@ def examine(
     """Look, try, compare; ``out`` is where a run would write, for the free disk."""
     needs = None if recipe is None else estimate(recipe)
     kind = accelerator_kind() or "cpu"
-    backend, chosen, installed, about = backend_of(kind), list(layouts), packages(), machine()
-    here = {name: _missing(name, processes) for name in LAYOUTS}
-    stages = ["local", *(["meet", *(x for x in chosen if here[x] is None)] if processes > 1 else [])]
+    backend, installed, about = backend_of(kind), packages(), machine()
+    here = {name: _missing(name, processes, backend) for name in LAYOUTS}
+    chosen = [name for name in LAYOUTS if name in set(layouts) and here[name] is None]
+    stages = ["local", *(["meet", *chosen] if chosen else [])]
     with TemporaryDirectory(prefix="rosu-doctor-") as folder:
         if free_disk(Path(folder)) < SCRATCH:
             raise ConfigError(
@@ -89,10 +91,8 @@ def examine(
     rows = [_row(stage, results, backend) for stage in stages]
     for name in LAYOUTS:
         if name not in stages:
-            why = here[name] or "left out by --layouts"
-            rows.append(
-                {"stage": name, "name": LAYOUTS[name][0], "state": MISSING if here[name] else SKIPPED, "why": why}
-            )
+            state, why = (MISSING, here[name]) if here[name] else (SKIPPED, "left out by --layouts")
+            rows.append({"stage": name, "name": LAYOUTS[name][0], "state": state, "why": why})
     devices = [{k: v for k, v in notes.items() if k != "seconds"} for notes in _result(results, "local").notes]
     about["disk_free"] = free_disk(out or Path(recipe.config.output_dir if recipe else "."))
     fits = None if needs is None or recipe is None else _fits(needs, recipe, rows, processes, devices, about)
@@ -120,12 +120,15 @@ def _device_count(kind: str | None) -> int:
     return int(getattr(torch, kind).device_count()) if kind else 0
 
 
-def _missing(layout: str, processes: int) -> str | None:
+def _missing(layout: str, processes: int, backend: str) -> str | None:
     """Why the layout cannot run here."""
-    why = has(*LAYOUTS[layout][1])
-    if why is None and processes < 2:
-        why = "needs at least 2 processes, each with a device of its own"
-    return why
+    import torch.distributed as dist
+
+    if processes < 2:
+        return "needs at least 2 processes, each with a device of its own"
+    if not dist.is_available() or not dist.is_backend_available(backend):
+        return f"torch was built without {backend}"
+    return lacks(*LAYOUTS[layout][1])
 
 
 def _result(results: Mapping[str, StageResult], stage: str) -> StageResult:
@@ -143,15 +146,15 @@ def _row(stage: str, results: Mapping[str, StageResult], backend: str) -> dict[s
     row["seconds"] = max(notes["seconds"] for notes in result.notes)
     if stage == "meet":
         return {**row, "state": AGREES, "why": f"over {backend}"}
-    truth = _result(results, "local").tensors[0]
-    moved = float((truth["end"] - truth["start"]).norm())
-    own = [float((found["end"] - truth["end"]).norm()) / moved for found in result.tensors]
-    row["difference"] = max(own)
-    same = all(bool((found["end"] == result.tensors[0]["end"]).all()) for found in result.tensors)
-    if not max(own) <= LIMIT:  # NaN too
-        at = own.index(max(own))
-        return {**row, "state": DIFFERS, "why": f"process {at} is {own[at]:.1e} of the way off, more than {LIMIT:g}"}
-    if stage != "local" and not same:
+    ends, truth = [found["end"] for found in result.tensors], _result(results, "local").tensors[0]
+    moved = (truth["end"] - truth["start"]).norm()
+    own = [float(((end - truth["end"]).norm() / moved).nan_to_num(nan=math.inf)) for end in ends]
+    worst = max(own)
+    row["difference"] = worst if math.isfinite(worst) else None
+    if worst > LIMIT:
+        at = own.index(worst)
+        return {**row, "state": DIFFERS, "why": f"process {at} is {worst:.1e} of the way off, more than {LIMIT:g}"}
+    if stage != "local" and not all(end.equal(ends[0]) for end in ends):
         return {**row, "state": DIFFERS, "why": "the processes do not have the same weights"}
     return {**row, "state": AGREES, "why": ""}
 
@@ -203,9 +206,8 @@ def _problems(installed: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str
         for each in installed
         if not each["fits"] and (each["installed"] is not None or each["extra"] is None)
     ]
-    return problems + [
-        f"{row['name']} {row['state']}: {row['why']}" for row in rows if row["state"] in (DIFFERS, FAILED)
-    ]
+    wrong = [row for row in rows if row["state"] in (DIFFERS, FAILED)]
+    return [*problems, *(f"{row['name']} {row['state']}: {row['why']}" for row in wrong)]
 
 
 def _verdict(rows: Sequence[Mapping[str, Any]], problems: Sequence[str], where: str) -> str:

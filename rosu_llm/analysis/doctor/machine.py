@@ -48,7 +48,7 @@ def packages() -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def has(*wanted: str) -> str | None:
+def lacks(*wanted: str) -> str | None:
     """The first of these requirements that the environment does not meet."""
     from packaging.requirements import Requirement
 

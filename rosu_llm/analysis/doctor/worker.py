@@ -19,6 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...compat import accelerator_kind, device_name
+from ...files import write_atomically
+
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -34,16 +37,14 @@ def main(folder: Path, steps: int, stages: list[str]) -> None:
         torch.set_num_threads(1)
         for stage in stages:
             start = time.perf_counter()
-            found = {} if stage == "meet" else _train(stage, device, steps)
-            if stage == "meet":
-                _meet(device)
+            found = _meet(device) if stage == "meet" else _train(stage, device, steps)
             _write(folder, stage, found, {**_describe(device), "seconds": time.perf_counter() - start})
         if "meet" in stages:
             torch.distributed.barrier()
     except BaseException as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         with suppress(OSError):  # a full disk
-            write_whole(folder / f"{stage}.{RANK}.error", text.encode(errors="replace"))
+            write_atomically(folder / f"{stage}.{RANK}.error", text.encode(errors="replace"))
         os._exit(1)
     os._exit(0)  # all is written; tearing down gloo's threads now and then aborts the process
 
@@ -59,8 +60,6 @@ def own_device() -> Any:
     """The device with the number of this process, of the kind this machine has."""
     import torch
 
-    from ...compat import accelerator_kind
-
     kind = accelerator_kind()
     if kind is None:
         return torch.device("cpu")
@@ -69,21 +68,19 @@ def own_device() -> Any:
 
 
 def _describe(device: Any) -> dict[str, Any]:
-    """Name and memory of the device; of a CPU neither is a secret, but the machine's page tells them."""
+    """Name and memory of the device."""
     import torch
 
     if device.type == "cpu":
         return {"device": "cpu"}
-    of, found = getattr(torch, device.type), {"device": device.type}
-    if hasattr(of, "get_device_name"):
-        found["device"] = str(of.get_device_name(device.index))
-    if hasattr(of, "mem_get_info"):
-        free, total = of.mem_get_info(device.index)
-        found |= {"free": free, "total": total}
-    return found
+    of, name = getattr(torch, device.type), device_name(device.type, device.index)
+    if not hasattr(of, "mem_get_info"):
+        return {"device": name}
+    free, total = of.mem_get_info(device.index)
+    return {"device": name, "free": free, "total": total}
 
 
-def _meet(device: Any) -> None:
+def _meet(device: Any) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
@@ -93,6 +90,7 @@ def _meet(device: Any) -> None:
     expected = WORLD * (WORLD + 1) / 2
     if float(total) != expected:
         raise RuntimeError(f"all_reduce summed 1 to {WORLD} over the processes to {float(total):g}, not {expected:g}")
+    return {}
 
 
 def backend_of(kind: str) -> str:
@@ -120,14 +118,7 @@ def _train(layout: str, device: Any, steps: int) -> dict[str, Any]:
 def _write(folder: Path, stage: str, tensors: dict[str, Any], notes: dict[str, Any]) -> None:
     from safetensors.torch import save
 
-    write_whole(folder / f"{stage}.{RANK}.safetensors", save(tensors, metadata={"notes": json.dumps(notes)}))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Whoever sees the file sees all of it."""
-    partial = path.with_suffix(f"{path.suffix}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    write_atomically(folder / f"{stage}.{RANK}.safetensors", save(tensors, metadata={"notes": json.dumps(notes)}))
 
 
 if __name__ == "__main__":

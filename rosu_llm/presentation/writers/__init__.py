@@ -66,11 +66,8 @@ def write_page(section: Section, path: Path) -> tuple[list[Path], str | None]:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Write beside ``path``, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}")
-    partial.write_bytes(content)
-    partial.replace(path)
+    """Write beside ``path``, then rename; returns it."""
+    write_atomically(path, content)
     return path
 
 
