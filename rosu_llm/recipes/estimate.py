@@ -13,7 +13,7 @@ import torch
 from ..compat import dtype_argument
 from ..representation.config import RepresentationConfig
 from ..representation.loading import shortened
-from ..representation.names import layer_stack, trainable_names
+from ..representation.names import check_target, layer_stack, text_config, trainable_names
 from ..training.adapter import add_adapter
 from ..training.config import ROSUConfig
 from ..training.precision import prepare_precision
@@ -82,6 +82,7 @@ def _lower_layers(described: Any, arguments: RunArguments, config: Representatio
     """The layers that are loaded, and the size of the whole model, which is saved."""
     from transformers import AutoModel, AutoModelForCausalLM
 
+    check_target(config.target_layer, int(text_config(described).num_hidden_layers))
     model = _built(AutoModel, shortened(described, config.target_layer + 1), arguments)
     named = dict(model.named_parameters())
     stack = layer_stack(model, config.layer_stack)

@@ -185,6 +185,8 @@ def test_a_recipe_is_compared_with_memory_and_disk(tmp_path: Path, monkeypatch: 
     assert document["problems"] == [] and document["needs"]["model"] == "model"
     memory = {entry["name"]: entry["memory"] for entry in document["needs"]["layouts"]}
     assert memory["ZeRO-3"] == memory["FSDP2"] == memory["DDP"] // 2 == memory["one process"] // 2
+    document, _, _ = examined(monkeypatch, fine, recipe=build({**values, "retain_loss": "kl"}))
+    assert [entry["name"] for entry in document["needs"]["layouts"]] == ["one process", "DDP"]  # a whole second model
     monkeypatch.setattr(machine, "free_memory", lambda: 1000)
     monkeypatch.setattr(examine, "free_disk", lambda folder: 1 << 17 if folder.name == "out" else 1 << 40)
     document, _, _ = examined(monkeypatch, fine, recipe=build(values))
@@ -205,6 +207,8 @@ def test_the_estimate_of_adapters_and_of_lower_layers(tmp_path: Path) -> None:
     hidden["trainable_parameters"] = r"layers\.(1|2)\.mlp\.down_proj\.weight"
     lower = estimate(build({**common, **hidden}))
     assert lower.step.trainable == 2 * 32 * 48 and lower.step.total < adapter.step.total
+    with pytest.raises(ConfigError, match="target_layer"):
+        estimate(build({**common, **hidden, "target_layer": 4}))
     assert lower.disk == 4 * sum(p.numel() for p in tiny_llama(num_hidden_layers=4).parameters())
 
 

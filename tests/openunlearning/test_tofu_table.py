@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rosu_llm.errors import ConfigError
+from rosu_llm.openunlearning import tofu
 from rosu_llm.openunlearning.__main__ import main
 from rosu_llm.openunlearning.baselines import TABLE, tofu_method
 from rosu_llm.openunlearning.tofu import CPU_EVAL
@@ -135,3 +136,12 @@ def test_any_trainer_can_be_named(clone: Path, capsys: pytest.CaptureFixture[str
     names = [word.rpartition("forget10_")[2] for words in commands for word in words if word.startswith("task_name=")]
     runs = ["Plain_lr1e-5", "PCGrad_lr1e-5", "MinMax_rho0.1_lr1e-5", "MinMax_rho0.2_lr1e-5"]
     assert names == [name for name in runs for _ in range(2)]
+
+
+def test_the_record_names_devices_of_whatever_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tofu, "accelerator_kind", lambda: "xpu")
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda at: f"Max {at}")
+    assert tofu._devices() == ["Max 0", "Max 1"]
+    monkeypatch.setattr(tofu, "accelerator_kind", lambda: None)
+    assert tofu._devices() == ["CPU"]

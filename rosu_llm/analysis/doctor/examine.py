@@ -168,7 +168,8 @@ def _fits(
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Memory of every layout that works here, and the disk, against what the recipe takes."""
-    possible = ("local", "ddp") if recipe.representation_level else ("local", *LAYOUTS)
+    # what keeps a whole initial model or runs layers one by one is refused where weights are split
+    possible = ("local", *LAYOUTS) if needs.step.reference == 0 else ("local", "ddp")
     on_device = min((device["free"] for device in devices if "free" in device), default=None)
     layouts, problems = [], []
     for row in rows:
