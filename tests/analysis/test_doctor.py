@@ -241,9 +241,11 @@ def test_it_is_not_started_by_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys
 def test_nothing_names_the_machine_its_user_or_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.socket, "gethostname", lambda: "node17.cluster")
     monkeypatch.setattr(machine.getpass, "getuser", lambda: "alice")
-    monkeypatch.setattr(machine.Path, "home", lambda: Path("/home/alice"))
+    monkeypatch.setenv("HOME", "/home/alice")
     text = machine.anonymous(
         "alice@node17.cluster: /home/alice/x.py and '/scratch/alice/run 1' at 10.0.3.17:29500 "
         f"hf_{'a' * 30} https://alice:pw@host/db torch 2.13.0 and/or 1/2"
     )
     assert text == "USER@HOST: ~/x.py and '…/run 1' at ADDRESS:29500 … https://…host/db torch 2.13.0 and/or 1/2"
+    monkeypatch.setenv("HOME", "/")
+    assert machine.anonymous("1/2 of /opt/a/b") == "1/2 of …/b"

@@ -105,7 +105,9 @@ def free_disk(folder: Path) -> int:
 
 def anonymous(text: str) -> str:
     """The text without paths but for their last part, names of user and host, addresses and tokens."""
-    text = _SECRET.sub("…", text).replace(str(Path.home()), "~")
+    home = os.path.expanduser("~")  # which is not known of every user, and may be the root
+    text = _SECRET.sub("…", text)
+    text = text.replace(home, "~") if len(home) > 1 else text
     text = _ADDRESS.sub("ADDRESS", _PATH.sub(r"…/\1", text))
     for name, instead in ((socket.gethostname(), "HOST"), (_user(), "USER")):
         if len(name) > 2:
