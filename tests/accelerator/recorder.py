@@ -7,6 +7,7 @@ temporaries inside kernels are not seen), ``float64`` (one of that type, or an i
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ Key = tuple[str, str, str]
 class Events:
     """How often and over how many bytes, by kind, call site and operation."""
 
-    package: str
+    folder: str
     counts: dict[Key, int] = field(default_factory=dict)
     bytes: dict[Key, int] = field(default_factory=dict)
 
     def total(self, kind: str, *, own: bool = False) -> int:
-        """How many; ``own``: those with a frame of the package among their callers."""
+        """How many; ``own``: those that the package itself asked for."""
         return sum(n for (found, site, _), n in self.counts.items() if found == kind and not (own and site[0] == "["))
 
     def volume(self, kind: str, *, own: bool = False) -> int:
@@ -47,23 +48,24 @@ class Events:
         self.bytes[key] = self.bytes.get(key, 0) + size
 
     def _site(self) -> str:
-        """The innermost frame inside the package; else, in brackets, the innermost outside torch."""
-        frame: Any = sys._getframe(2)
-        other = ""
+        """The innermost frame outside torch, as who asked for it; in brackets where it is not of the package."""
+        frame: Any = sys._getframe()
         while frame is not None:
             path, where = frame.f_code.co_filename, f"{frame.f_lineno} {frame.f_code.co_name}"
-            if f"/{self.package}/" in path:
-                return f"{path.split(f'/{self.package}/')[-1]}:{where}"
-            if not other and "/torch/" not in path:
-                other = f"[{'/'.join(path.split('/')[-3:])}:{where}]"
+            if path.startswith(self.folder):
+                return f"{path[len(self.folder) + 1 :]}:{where}"
+            if path != __file__ and "/torch/" not in path:
+                return f"[{'/'.join(path.split('/')[-2:])}:{where}]"
             frame = frame.f_back
-        return other or f"[{threading.current_thread().name}: backward]"
+        return f"[{threading.current_thread().name}: backward]"
 
 
 @contextlib.contextmanager
 def record(package: str = "rosu_llm") -> Iterator[Events]:
     """Collect events inside; they do not nest."""
-    events = Events(package)
+    found = importlib.util.find_spec(package)
+    assert found is not None and found.submodule_search_locations
+    events = Events(found.submodule_search_locations[0])
     device.install().listen(events.hear)
     try:
         yield events

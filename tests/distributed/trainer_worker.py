@@ -43,21 +43,26 @@ def claim(layout: str, state_dict: str | None) -> dict[str, Any]:
         return {
             "use_cpu": True,
             "accelerator_config": {"use_configured_state": True},
-            "deepspeed": {
-                "zero_optimization": {"stage": int(layout[-1]), "stage3_gather_16bit_weights_on_model_save": True},
-                "train_micro_batch_size_per_gpu": "auto",
-                "gradient_accumulation_steps": "auto",
-                "gradient_clipping": "auto",
-                "zero_force_ds_cpu_optimizer": False,
-                "zero_allow_untested_optimizer": True,
-                "bf16": {"enabled": "auto"},
-            },
+            "deepspeed": zero_settings(layout),
         }
     if layout == "fsdp2":
         # accelerate takes up FSDP only where it sees accelerators: say so. All the rest is its own path.
         PartialState(cpu=True, backend="gloo").distributed_type = DistributedType.MULTI_GPU
         return {"use_cpu": True, "accelerator_config": {"use_configured_state": True}}
     return {"use_cpu": True} if layout == "local" else {"use_cpu": True, "ddp_backend": "gloo"}
+
+
+def zero_settings(layout: str) -> dict[str, Any]:
+    """DeepSpeed's configuration for ``zero1``, ``zero2`` or ``zero3``."""
+    return {
+        "zero_optimization": {"stage": int(layout[-1]), "stage3_gather_16bit_weights_on_model_save": True},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": "auto"},
+    }
 
 
 def export_fsdp(state_dict: str | None) -> None:

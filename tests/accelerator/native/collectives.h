@@ -78,6 +78,11 @@ class Collectives final : public c10d::Backend {
     auto b = faces(in);
     return inner_->gather(a, b, o);
   }
+  Work scatter(Tensors& out, std::vector<Tensors>& in, const c10d::ScatterOptions& o) override {
+    auto a = faces(out);
+    auto b = faces(in);
+    return inner_->scatter(a, b, o);
+  }
   Work barrier(const c10d::BarrierOptions& o) override { return inner_->barrier(o); }
   void setSequenceNumberForGroup() override { inner_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return inner_->getSequenceNumberForGroup(); }

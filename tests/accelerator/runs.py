@@ -1,0 +1,201 @@
+"""The kinds of runs, each as one process sees it: what it computes, and what the device did meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate.state import AcceleratorState
+from safetensors.torch import save_file
+
+from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer, measure_coupling
+from rosu_llm.step.engine import StepEngine
+from tests.accelerator import device
+from tests.accelerator.recorder import Events, record
+from tests.distributed.trainer_worker import export_fsdp, trained_weights, zero_settings
+from tests.models import samples, tiny_llama
+
+if importlib.util.find_spec("deepspeed") is not None:
+    import deepspeed  # noqa: F401
+if importlib.util.find_spec("peft") is not None:
+    import peft
+
+torch.set_num_threads(1)
+
+STEPS = 3
+
+
+def run(case: dict[str, Any], folder: Path) -> None:
+    """One case in this process, whatever ran in it before."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    {"train": train, "representation": representation, "diagnosis": diagnosis, "memorisation": memorisation,
+     "tofu": tofu}[case["kind"]](dict(case), folder)  # fmt: skip
+
+
+class Watch(transformers.TrainerCallback):  # type: ignore[misc]
+    """Notes how often the host had waited at the end of every step, and why in the last one."""
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        self.steps: list[dict[str, int]] = []
+        self._before: dict[Any, int] = {}
+        self.last: list[Any] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kinds = ("sync", "h2d", "float64", "made")
+        self.steps.append({f"{kind} {what}": n for kind in kinds for what, n in self._of(kind).items()})
+        new = {key: n - self._before.get(key, 0) for key, n in self.events.counts.items() if key[0] == "sync"}
+        self.last = sorted(((n, *key[1:]) for key, n in new.items() if n), reverse=True)
+        self._before = dict(self.events.counts)
+
+    def _of(self, kind: str) -> dict[str, int]:
+        total, volume = self.events.total, self.events.volume
+        return {
+            "all": total(kind),
+            "own": total(kind, own=True),
+            "bytes": volume(kind),
+            "own bytes": volume(kind, own=True),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """The last step alone: the first ones also set things up."""
+        before, after = self.steps[-2:]
+        step = {name: after[name] - before[name] for name in after}
+        return {"step": step, "waits": self.last, "float64": self.events.rows("float64")}
+
+
+def write(folder: Path, weights: dict[str, torch.Tensor], **found: Any) -> None:
+    """What the first rank leaves for the tests."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        save_file({name: value.detach().cpu().contiguous() for name, value in weights.items()}, folder / "weights")
+        (folder / "found.json").write_text(json.dumps(found))
+    if dist.is_initialized():
+        dist.barrier()
+
+
+@contextlib.contextmanager
+def faulty(fault: str | None, where: str | None, trainer: Any) -> Any:
+    """The second rank meets a fault when the given pass of the second step begins."""
+    passed = StepEngine._pass
+
+    def hindered(engine: Any, name: str, closures: Any) -> float:
+        if name == where and trainer.state.global_step == 1:
+            if fault == "oom":
+                device.limit(1000)
+            elif fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                time.sleep(1.0)
+        return passed(engine, name, closures)
+
+    if fault is not None and int(os.environ.get("RANK", "0")) == 1:
+        StepEngine._pass = hindered  # type: ignore[method-assign]
+    yield
+
+
+def arguments(case: dict[str, Any], folder: Path, world: int) -> dict[str, Any]:
+    """The training arguments that a case leaves open."""
+    layout = case.pop("layout", "local")
+    if layout == "fsdp2":
+        export_fsdp(None)
+    zero = {"deepspeed": zero_settings(layout)} if layout.startswith("zero") else {}
+    return {
+        "output_dir": str(folder / "run"),
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2 // world,
+        "max_steps": STEPS,
+        "learning_rate": 1e-2,
+        "max_grad_norm": 0.5,
+        "report_to": [],
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": case.pop("on") == "cpu",
+        **zero,
+    }
+
+
+def train(case: dict[str, Any], folder: Path) -> None:
+    """ROSUTrainer over a window of four samples of each part, however many processes share it."""
+    case.pop("kind")
+    world = case.pop("world", 1)
+    options = {name: case.pop(name, None) for name in ("fault", "where", "lora", "evaluate", "dropout")}
+    config = ROSUConfig(**{**arguments(case, folder, world), **case})
+    adapter = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if options["lora"] else None
+    trainer = ROSUTrainer(
+        tiny_llama(dropout=options["dropout"] or 0.0),
+        config,
+        train_dataset=ForgetRetainDataset(samples(16, seed=1), samples(20, seed=2)),
+        eval_dataset=ForgetRetainDataset(samples(4, seed=4), samples(4, seed=5)) if options["evaluate"] else None,
+        holdout_dataset=samples(5, seed=3),
+        budget_dataset=samples(4, seed=6),
+        peft_config=adapter,
+    )
+    if trainer.accelerator.num_processes != world:
+        raise SystemExit(f"accelerate sees {trainer.accelerator.num_processes} processes instead of {world}")
+    start = {f"start.{name}": value for name, value in trained_weights(trainer.model).items()}
+    with record() as events, faulty(options["fault"], options["where"], trainer):
+        watch = Watch(events)
+        trainer.add_callback(watch)
+        trainer.train()
+    weights = trained_weights(trainer.model)
+    kinds = sorted({value.device.type for value in weights.values()})
+    logs = [{k: v for k, v in entry.items() if "/" in k} for entry in trainer.state.log_history]
+    write(folder, {**start, **weights}, layout=trainer.layout, devices=kinds, logs=logs, **watch.report())
+
+
+def representation(case: dict[str, Any], folder: Path) -> None:
+    """RepresentationTrainer."""
+    from tests.models import tiny_decoder
+    from tests.representation.running import build
+
+    on_cpu = case["on"] == "cpu"
+    trainer = build(tiny_decoder(), folder, use_cpu=on_cpu, max_steps=STEPS, optim="adamw_torch", amplify="auto")
+    start = trainer.theta()
+    with record() as events:
+        watch = Watch(events)
+        trainer.add_callback(watch)
+        trainer.train()
+    devices = sorted({p.device.type for p in trainer._theta.values()})
+    write(folder, {"start.theta": start, "theta": trainer.theta()}, devices=devices, **watch.report())
+
+
+def diagnosis(case: dict[str, Any], folder: Path) -> None:
+    """`measure_coupling` of a model that is on the device."""
+    model = tiny_llama().to(case["on"])
+    plan: dict[str, Any] = {"pairs": 2, "forget_batch_size": 3, "retain_batch_size": 4, "micro_batch_size": 2}
+    found = measure_coupling(
+        model, samples(6, seed=1), samples(8, seed=2), **plan, rhos=(0.2, 0.8), points=0, progress=False
+    )
+    write(folder, {}, numbers=found.document, devices=[next(model.parameters()).device.type])
+
+
+def memorisation(case: dict[str, Any], folder: Path) -> None:
+    """Losses and matches of a model that is on the device."""
+    from rosu_llm.evaluation.memorisation import membership_auc, score
+
+    model = tiny_llama().to(case["on"])
+    members, others = score(model, samples(11, seed=9)), score(model, samples(7, seed=8))
+    numbers = {"nll": members.nll.tolist(), "match": members.match.tolist()}
+    numbers["auc"] = [membership_auc(members.nll, others.nll)]
+    write(folder, {}, numbers=numbers, devices=[next(model.parameters()).device.type])
+
+
+def tofu(case: dict[str, Any], folder: Path) -> None:
+    """All metrics of TOFU, generation among them."""
+    from rosu_llm import evaluate_tofu
+    from tests.evaluation.tofu_world import World
+
+    world = World(folder)
+    model = world.model().to(case["on"])
+    numbers = evaluate_tofu(model, world.tokenizer, world.settings, folder / "evals")
+    write(folder, {}, numbers=numbers, devices=[next(model.parameters()).device.type])
