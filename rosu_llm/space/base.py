@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 
 import torch
@@ -216,11 +217,11 @@ class ParameterSpace(ABC):
         for pieces, inverse in self._streamed(needed, preconditioners):
             work = work_dtype(pieces[0], precise=known is None and pieces[0].device.type == "cpu")
             wide = {name: piece.to(work) for name, piece in zip(needed, pieces, strict=True)}
-            if inverse is None:
-                sums.add(*(inner(wide[a], wide[b]) for a, b in pairs))
-            else:
-                left = {name: wide[name] * inverse.to(work) for name in {a for a, _ in pairs}}
-                sums.add(*(inner(left[a], wide[b]) for a, b in pairs))
+            left = wide
+            if inverse is not None:
+                scale = inverse(work)
+                left = {name: wide[name] * scale for name in {a for a, _ in pairs}}
+            sums.add(*(inner(left[a], wide[b]) for a, b in pairs))
         values = self._sum_over_shards(sums.total()).tolist() if pairs else []
         products.update(zip(pairs, values, strict=True))
         return Gram(products, measure=lambda x, y: self.measure(x, y, preconditioners))
@@ -234,13 +235,13 @@ class ParameterSpace(ABC):
             work = work_dtype(pieces[0], precise=True)
             a = combine(left, pieces, work)
             b = a if left == right else combine(right, pieces, work)
-            sums.add(inner(a if inverse is None else a * inverse, b))
+            sums.add(inner(a if inverse is None else a * inverse(work), b))
         return float(self._sum_over_shards(sums.total())[0])
 
     def _streamed(
         self, names: Sequence[str], preconditioners: Preconditioners | None
-    ) -> Iterator[tuple[tuple[Tensor, ...], Tensor | None]]:
-        """Matching blocks of the named gradients, each with its piece of D⁻¹ if there is a metric.
+    ) -> Iterator[tuple[tuple[Tensor, ...], Callable[[torch.dtype], Tensor] | None]]:
+        """Matching blocks of the named gradients, each with its piece of D⁻¹, in a type to be asked for, in a metric.
 
         A parameter whose D is unknown yet is left out: δ will not move it.
         """
@@ -248,7 +249,7 @@ class ParameterSpace(ABC):
         for group, preconditioner in zip(groups, preconditioners or [None] * len(groups), strict=True):
             if preconditioner is not None:
                 for *pieces, second in blocks(*group, preconditioner.second):
-                    yield tuple(pieces), preconditioner.inverse(second, work_dtype(second, precise=True))
+                    yield tuple(pieces), partial(preconditioner.inverse, second)
             elif preconditioners is None:
                 for found in blocks(*group):
                     yield found, None
@@ -351,7 +352,7 @@ class ParameterSpace(ABC):
         reference = RETAIN if RETAIN in self._captured else names[0]
         assert self._backup is not None
         generators: dict[torch.device, torch.Generator] = {}
-        sums, missed = Sums(3), Sums(1)
+        sums = Sums(4)
         columns = zip(
             self._master(),
             self._forward_weights(),
@@ -376,10 +377,10 @@ class ParameterSpace(ABC):
                 else:
                     now.copy_(step + before.to(work))
                 got = now.to(seen).to(work) - before.to(seen).to(work)
-                sums.add(inner(step, step), inner(got, step), inner(r.to(work), got))
+                found = inner(step, step), inner(got, step), inner(r.to(work), got)
                 miss = got.sub_(step)
-                missed.add(inner(miss, miss))
-        square, hit, leak, off = self._sum_over_shards(torch.cat([sums.total(), missed.total()])).tolist()
+                sums.add(*found, inner(miss, miss))
+        square, hit, leak, off = self._sum_over_shards(sums.total()).tolist()
         norm = sqrt(square)
         return Realized(
             norm=norm,

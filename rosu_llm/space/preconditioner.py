@@ -1,10 +1,12 @@
 """The metric an adaptive optimizer works in: D = √v̂ + ε, from its second moments as they are before the step.
 
-Adam moves the weights by −η D⁻¹ m̂. D⁻¹ is formed block by block where it is needed and never stored.
+Adam moves the weights by −η D⁻¹ m̂. D⁻¹ is formed block by block where it is needed, in the type that is computed in
+there, and never stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,21 +65,29 @@ def second_moment(group: dict[str, Any]) -> str:
     return "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
 
 
-def preconditioner_of(optimizer: torch.optim.Optimizer, parameter: Any, group: dict[str, Any]) -> Preconditioner | None:
-    """D of one parameter, from the optimizer's state."""
-    state = optimizer.state.get(parameter)
-    if not state:
-        return None
-    if second_moment(group) not in state:
-        raise _unreadable(optimizer)
-    second = state[second_moment(group)]
-    count = state["step"] if "step" in state else group["step"]  # fused kernels count per group
-    correction = 1.0 - group["betas"][1] ** float(count)
-    return Preconditioner(second.to_local() if hasattr(second, "to_local") else second, correction, group["eps"])
-
-
 def preconditioners_of(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> Preconditioners | None:
-    """D of the given parameters; None before the optimizer's first step."""
+    """D of the given parameters, from the optimizer's state; None before its first step."""
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    found = [preconditioner_of(optimizer, p, groups[id(p)]) for p in parameters]
-    return found if any(known is not None for known in found) else None
+    known = [(p, groups[id(p)], optimizer.state[p]) for p in parameters if optimizer.state.get(p)]
+    if not known:
+        return None
+    if any(second_moment(group) not in state for _, group, state in known):
+        raise _unreadable(optimizer)
+    # fused kernels count per group
+    counts = steps_taken([state["step"] if "step" in state else group["step"] for _, group, state in known])
+    found: dict[int, Preconditioner] = {}
+    for (p, group, state), count in zip(known, counts, strict=True):
+        second = state[second_moment(group)]
+        local = second.to_local() if hasattr(second, "to_local") else second
+        found[id(p)] = Preconditioner(local, 1.0 - group["betas"][1] ** count, group["eps"])
+    return [found.get(id(p)) for p in parameters]
+
+
+def steps_taken(counts: Sequence[Any]) -> list[float]:
+    """How many steps: numbers, or tensors, which fused kernels keep on the device. Those are read all at once."""
+    local = [count.to_local() if hasattr(count, "to_local") else count for count in counts]
+    read = {id(count): float(count) for count in local if not isinstance(count, Tensor)}
+    for device in {count.device for count in local if isinstance(count, Tensor)}:
+        own = [count for count in local if isinstance(count, Tensor) and count.device == device]
+        read.update(zip(map(id, own), torch.stack([count.reshape(()) for count in own]).tolist(), strict=True))
+    return [read[id(count)] for count in local]

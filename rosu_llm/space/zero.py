@@ -10,6 +10,7 @@ window is one optimizer step whatever the engine counts.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedLayoutError
 from .base import ParameterSpace
 from .fsdp2 import all_reduce_sum
-from .preconditioner import Preconditioners, preconditioner_of, preconditioners_of, second_moment
+from .preconditioner import Preconditioners, preconditioners_of, second_moment
 
 
 class ZeroSpace(ParameterSpace):
@@ -141,10 +142,18 @@ class Zero12Space(ZeroSpace):
 
     def _forward_weights_changed(self) -> None:
         super()._forward_weights_changed()
-        for parts, group in zip(
-            self._optimizer.parallel_partitioned_bit16_groups, self._optimizer.real_dp_process_group, strict=True
-        ):
-            dist.all_gather([part.data for part in parts], parts[self._rank].data.clone(), group=group)
+        columns = zip(
+            self._optimizer.bit16_groups_flat,
+            self._optimizer.parallel_partitioned_bit16_groups,
+            self._optimizer.real_dp_process_group,
+            strict=True,
+        )
+        for flat, parts, group in columns:
+            mine = parts[self._rank].data
+            if _fills(flat, parts):  # every part into its place, this process's own stays where it is
+                dist.all_gather_into_tensor(flat.data, mine, group=group)
+            else:
+                dist.all_gather([part.data for part in parts], mine.clone(), group=group)
 
     def _master_changed(self) -> None:
         for i in self._groups:
@@ -178,10 +187,11 @@ class Zero3Space(ZeroSpace):
     def preconditioners(self, optimizer: torch.optim.Optimizer) -> Preconditioners | None:
         from deepspeed.utils import safe_get_local_optimizer_state
 
-        known = [p for p in optimizer.state if optimizer.state[p]]
-        if not known:
+        known = next((p for p in optimizer.state if optimizer.state[p]), None)
+        found = None if known is None else preconditioners_of(optimizer, [known])
+        if found is None:
             return None
-        like = preconditioner_of(optimizer, known[0], optimizer.param_groups[0])
+        (like,) = found
         assert like is not None
         key = second_moment(optimizer.param_groups[0])
         return [
@@ -206,7 +216,7 @@ class Zero3Space(ZeroSpace):
         self._optimizer.zero_grad(set_to_none=True)
         # A parameter that the next pass does not use would otherwise keep this pass's gradient.
         for p, held in zip(self.parameters, self._slices(), strict=True):
-            safe_set_local_grad(p, torch.zeros_like(held))
+            safe_set_local_grad(p, held.zero_())  # without new memory, of which there may be none left
 
     def _gradient_targets(self) -> list[Tensor | None]:
         self._full_targets = self._slices()
@@ -236,6 +246,15 @@ class Zero3Space(ZeroSpace):
         for seen, true in zip(self._forward_weights(), self._master(), strict=True):
             seen.copy_(true)
         self._forward_weights_changed()
+
+
+def _fills(flat: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Whether the parts are equal slices of the whole, in order and without gaps."""
+    size = parts[0].numel() * flat.element_size()
+    return flat.numel() == len(parts) * parts[0].numel() and all(
+        part.numel() == parts[0].numel() and part.data_ptr() == flat.data_ptr() + i * size
+        for i, part in enumerate(parts)
+    )
 
 
 def _real_length(parameter: Any) -> int:

@@ -9,6 +9,7 @@ its share of the window's loss.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,7 +135,8 @@ class StepEngine:
         try:
             return self._run(window, rho, amplification, seed, samples if self.rule.samples else ())
         except BaseException:
-            self.space.abandon()
+            with contextlib.suppress(RuntimeError):  # a device out of memory: what led here is the error to tell
+                self.space.abandon()
             raise
         finally:
             for p in outside:  # whoever clips the model's gradients would clip by the sum of all passes

@@ -37,12 +37,16 @@ class Unseen:
 
     Attributes:
         forget: the forget samples, in batches.
+        share: those of them that this process measures.
+        merge: what all processes have measured, by key.
         holdout: never-trained samples, in batches.
         alternates: for each forget sample, in order, a batch of other answers to its question.
         base: the model before it learned the forget samples.
     """
 
     forget: Callable[[], Iterable[Batch]]
+    share: Callable[[], Iterable[Batch]]
+    merge: Callable[[dict[str, tuple[float, ...]]], dict[str, tuple[float, ...]]]
     holdout: Callable[[], Iterable[Batch]] | None = None
     alternates: Callable[[], Iterable[Batch]] | None = None
     base: Callable[[], nn.Module] | None = None
@@ -120,7 +124,8 @@ class Bound:
 
     def _base(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
         assert unseen.base is not None
-        return dict(_measured(unseen.base(), unseen.forget(), each_token=self._settings.forget_level == "token"))
+        each_token = self._settings.forget_level == "token"
+        return {**unseen.merge(dict(_measured(unseen.base(), unseen.share(), each_token=each_token)))}
 
     def _alternates(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
         assert unseen.alternates is not None

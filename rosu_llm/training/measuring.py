@@ -24,9 +24,10 @@ from .checkpoints import MEMORY_FILE, STATE_FILE, load_memory
 from .checks import paired_sets
 from .config import MethodArguments
 from .depth import Bound, Unseen, check_alternates, load_base
+from .ranks import Ranks
 from .references import References
 from .stored import check_layout, parts_of, read_stored, write_stored
-from .window import WindowLoss, mean_nll
+from .window import WindowLoss, mean_nll, without_answers
 
 if TYPE_CHECKING:
     from transformers import Trainer as Base
@@ -79,7 +80,7 @@ class Measuring(Base):  # type: ignore[misc]
         self._bound = None if settings.forget_until == "off" else Bound(settings, self.args.seed)
         self._budget: Budget | None = None
         if settings.budget is not None:
-            self._budget = Budget(settings, lambda: self._mean_nll(self._batches(self._budget_data)), self._add_metrics)
+            self._budget = Budget(settings, lambda: self._nll_of(self._budget_data), self._add_metrics)
             self.add_callback(self._budget)
         self._best: Best | None = None
         if self._bound is not None and settings.keep_best == "depth":  # after the budget, which may go back
@@ -91,14 +92,15 @@ class Measuring(Base):  # type: ignore[misc]
         if settings.calibrate == "off":
             return None
         return Calibration(
-            self._holdout_nll if settings.calibrate == "holdout" else float(settings.calibrate),
+            (lambda: self._nll_of(self._holdout)) if settings.calibrate == "holdout" else float(settings.calibrate),
             margin=settings.calibrate_margin,
             every=settings.calibrate_every,
             forget_loss=self._forget_nll,
         )
 
-    def _holdout_nll(self) -> float:
-        return self._mean_nll(self._batches(self._holdout))
+    def _nll_of(self, dataset: Any) -> float:
+        """Mean answer-token NLL of a data set, each process measuring its share."""
+        return self._mean_nll(batch if own else without_answers(batch) for batch, own in self._shared(dataset))
 
     def _forget_nll(self, losses: Mapping[str, float]) -> float:
         """The forget loss on the scale of the target: mean answer-token NLL."""
@@ -109,28 +111,48 @@ class Measuring(Base):  # type: ignore[misc]
     def _mean_nll(self, batches: Iterable[Mapping[str, Any]]) -> float:
         return mean_nll(self.model_wrapped, batches, self.compute_loss_context_manager, self.mean_over_ranks)
 
-    def _batches(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
-        """The data set in order, collated and on the device."""
+    def _ranks(self) -> Ranks:
+        """This process among the others."""
+        return Ranks(self.accelerator.process_index, self.accelerator.num_processes, self.mean_over_ranks)
+
+    def _batch(self, dataset: Any, rows: range) -> Mapping[str, Any]:
+        """Some rows of a data set, collated and on the device."""
+        batch: Mapping[str, Any] = self._prepare_inputs(self.data_collator([dataset[i] for i in rows]))
+        return batch
+
+    def _rows(self, dataset: Any) -> list[range]:
+        """The rows of every batch of a data set, in order."""
         size = self.args.per_device_train_batch_size
-        for start in range(0, len(dataset), size):
-            items = [dataset[i] for i in range(start, min(start + size, len(dataset)))]
-            yield self._prepare_inputs(self.data_collator(items))
+        return [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
+
+    def _batches(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
+        """All batches of a data set."""
+        return (self._batch(dataset, rows) for rows in self._rows(dataset))
+
+    def _shared(self, dataset: Any) -> Iterator[tuple[Mapping[str, Any], bool]]:
+        """The batches of a data set that this process measures; not its own are those that only keep it busy."""
+        return ((self._batch(dataset, rows), own) for rows, own in self._ranks().share(self._rows(dataset)))
 
     def compute_references(self, model: nn.Module) -> None:
         """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""
         with self.compute_loss_context_manager():
             sets = [self.train_dataset, *paired_sets(self.eval_dataset)]
-            self._references.compute(model, lambda: (b for each in sets for b in self._forget_batches(each)))
+            share = (batch for each in sets for batch in self._forget_share(each))
+            self._references.compute(model, lambda: share, self._ranks())
 
-    def _forget_batches(self, dataset: Any = None) -> Iterator[Mapping[str, Any]]:
-        """Of the training data unless another set is given."""
-        batches = self._batches(self.train_dataset if dataset is None else dataset)
-        return (batch["forget"] for batch in batches if "forget" in batch)
+    def _forget_batches(self) -> Iterator[Mapping[str, Any]]:
+        return (batch["forget"] for batch in self._batches(self.train_dataset) if "forget" in batch)
+
+    def _forget_share(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
+        # What is measured twice has the same key and the same value.
+        return (batch["forget"] for batch, _ in self._shared(dataset) if "forget" in batch)
 
     def _measure_targets(self, model: nn.Module, bound: Bound) -> None:
         """Before the first step, likewise."""
         unseen = Unseen(
             forget=self._forget_batches,
+            share=lambda: self._forget_share(self.train_dataset),
+            merge=self._ranks().merge,
             holdout=lambda: self._batches(self._holdout),
             alternates=lambda: (self._prepare_inputs(self.data_collator(list(own))) for own in self._alternates),
             base=lambda: load_base(self._base_model).to(self.args.device),

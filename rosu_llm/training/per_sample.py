@@ -15,8 +15,7 @@ copies are small; with all parameters they are k times the weights, divided by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,27 +26,8 @@ from ..errors import DataError
 from ..losses import COUNT
 from ..losses.language import IGNORE
 from ..step import Closure
+from .ranks import Ranks
 from .window import WindowLoss
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Where this process is among the others.
-
-    Attributes:
-        rank, world: its number, and how many there are.
-        mean: averages a small tensor over processes.
-    """
-
-    rank: int
-    world: int
-    mean: Callable[[Tensor], Tensor]
-
-    def gather(self, values: Tensor) -> Tensor:
-        """Row i is what rank i gave."""
-        rows = torch.zeros(self.world, len(values), dtype=torch.float64)
-        rows[self.rank] = values * self.world
-        return self.mean(rows)
 
 
 def sample_closures(

@@ -18,6 +18,7 @@ from ..files import part_of
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..losses.registry import Batch
 from .config import MethodArguments
+from .ranks import Ranks
 from .window import PARTS, WindowLoss
 
 logger = logging.getLogger(__name__)
@@ -86,10 +87,14 @@ class References:
         path = part_of(checkpoint, REFERENCE_FILE, f"forget_loss={self._settings.forget_loss!r}")
         self.logprobs = ReferenceLogProbs.load(path)
 
-    def compute(self, model: nn.Module, batches: Callable[[], Iterable[Batch]]) -> None:
-        """The log-probabilities of all forget batches under the weights the model has now, unless they are known."""
+    def compute(self, model: nn.Module, batches: Callable[[], Iterable[Batch]], ranks: Ranks) -> None:
+        """The log-probabilities of all forget batches under the weights the model has now, unless they are known.
+
+        ``batches`` are this process's share.
+        """
         if self.needs_logprobs and not self._fixed:
             self.logprobs.compute(model, batches())
+            self.logprobs.values = ranks.merge(self.logprobs.values)
         self._fixed = True
 
     def cover(self, model: nn.Module, batch: Batch) -> bool:

@@ -44,7 +44,7 @@ from .depth import check_base
 from .layout import check_layout, compute_dtype
 from .measuring import Measuring
 from .paired_evaluation import PairedEvaluation
-from .per_sample import Ranks, sample_closures
+from .per_sample import sample_closures
 from .precision import prepare_precision
 from .preemption import stopping_on_signals, without_jit_checkpoint
 from .preflight import Preflight, preflight
@@ -299,12 +299,11 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
 
     def _sample_closures(self, model: nn.Module, batches: Sequence[Mapping[str, Any]], longest: int) -> list[Closure]:
         """Losses of single retain samples of the window, for rules that protect their gradients."""
-        state = self.accelerator
         return sample_closures(
             self.window_loss("retain"),
             model,
             [b["retain"] for b in batches],
-            Ranks(state.process_index, state.num_processes, self.mean_over_ranks),
+            self._ranks(),
             count=self.method_args.rule().samples,
             longest=longest,
             seed=self.args.seed,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import DataError
 from ..losses import COUNT, LossContext, LossSpec, logits_of, token_nll
 from ..losses.depth import Depth
+from ..losses.language import IGNORE
 from ..losses.reference import evaluating
 from ..step import Closure
 
@@ -70,7 +71,7 @@ class WindowLoss:
         weight zero, so that all ranks take part in the same collectives.
         """
         units = COUNT[self.spec.unit]
-        counts = [float(units(batch)) for batch in batches]
+        counts = [float(n) for n in torch.stack([units(batch) for batch in batches]).tolist()]  # the host waits once
         mean = float(self.mean_over_ranks(torch.tensor([sum(counts)], dtype=torch.float64))[0])
         if mean == 0.0:
             raise DataError(
@@ -96,6 +97,11 @@ class WindowLoss:
         return closure
 
 
+def without_answers(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch with nothing that counts."""
+    return {**batch, "labels": torch.full_like(batch["labels"], IGNORE)}
+
+
 @torch.no_grad()
 def mean_nll(
     model: nn.Module,
@@ -109,11 +115,12 @@ def mean_nll(
         forward_context: entered around every forward (autocast).
         mean_over_ranks: averages a small tensor over processes, so that replicas agree to the bit.
     """
-    total, count = 0.0, 0.0
+    found: list[Tensor] = []
     with evaluating(model):
         for batch in batches:
             with forward_context():
-                total += float(token_nll(logits_of(model, batch), batch["labels"]).double().sum())
-            count += float(COUNT["token"](batch))
-    summed, counted = mean_over_ranks(torch.tensor([total, count], dtype=torch.float64)).tolist()
+                total = token_nll(logits_of(model, batch), batch["labels"]).double().sum()
+            found.append(torch.stack([total, COUNT["token"](batch).to(total)]))
+    sums = torch.stack(found).sum(0).cpu() if found else torch.zeros(2, dtype=torch.float64)
+    summed, counted = mean_over_ranks(sums).tolist()
     return float(summed / counted) if counted else float("nan")

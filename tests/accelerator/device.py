@@ -2,8 +2,8 @@
 
 It finds, on a machine without a GPU, what only shows on one: CPU and device tensors in one operation, a CPU generator
 for device tensors, ``.numpy()`` of a device tensor, a CPU tensor handed to a device's collective, random state that is
-not replayed on the device. It runs out of memory at a limit that a test sets. Values are those of torch's CPU kernels, so
-weights can be compared with a CPU run. `recorder.py` counts what the host waits for and what is made on the device.
+not replayed on the device. It runs out of memory at a limit that a test sets. Values are those of torch's CPU kernels,
+so weights can be compared with a CPU run. `recorder.py` counts what the host waits for and what the device makes.
 
 How: torch's third-party device is renamed to a name that accelerate and transformers know (``npu``; a stub stands for
 ``torch_npu``). The extension in `native/` registers one fallback for all operations: it checks devices as CUDA does,
@@ -150,7 +150,9 @@ def _module(count: int) -> types.ModuleType:
     m.get_rng_state = lambda device=None: m.default_generators[_index(device)].get_state()
     m.set_rng_state = lambda state, device=None: m.default_generators[_index(device)].set_state(state) and None
     m.get_rng_state_all = lambda: [g.get_state() for g in m.default_generators]
-    m.set_rng_state_all = lambda all_: [g.set_state(s) for g, s in zip(m.default_generators, all_, strict=True)] and None
+    m.set_rng_state_all = lambda all_: (
+        [g.set_state(s) for g, s in zip(m.default_generators, all_, strict=True)] and None
+    )
     m.random = types.SimpleNamespace(**{k: getattr(m, k) for k in dir(m) if "rng_state" in k or "manual_seed" in k})
     m.amp = types.SimpleNamespace(GradScaler=lambda **options: torch.amp.GradScaler(NAME, **options))
     m.synchronize = lambda device=None: torch.Stream(torch.device(NAME, _index(device))).synchronize()

@@ -21,7 +21,7 @@ from rosu_llm.losses import ReferenceModel, logits_of
 from rosu_llm.recipes.record import check_same_run
 from rosu_llm.recipes.settings import build, read_config
 from rosu_llm.space.hessian import hessian_product, probe
-from rosu_llm.space.preconditioner import check_adaptive, preconditioner_of
+from rosu_llm.space.preconditioner import check_adaptive, preconditioners_of
 from tests.models import CleanLM, flat, samples, tiny_llama
 from tests.training.tiny_world import World
 
@@ -391,9 +391,10 @@ def test_optimizers_whose_moments_have_other_names() -> None:
     with pytest.raises(ConfigError, match="bitsandbytes's AdamW does not keep"):
         check_adaptive(AdamW(model.parameters()))
     p = next(model.parameters())
-    stranger: Any = SimpleNamespace(state={p: {"state1": p, "state2": p, "step": 1}})
+    groups = [{"params": [p], "betas": (0.9, 0.99), "eps": 1e-8}]
+    stranger: Any = SimpleNamespace(state={p: {"state1": p, "state2": p, "step": 1}}, param_groups=groups)
     with pytest.raises(ConfigError, match="does not keep"):
-        preconditioner_of(stranger, p, {"betas": (0.9, 0.99), "eps": 1e-8})
+        preconditioners_of(stranger, [p])
 
 
 def test_a_diagnosis_with_an_adapter_is_the_same_every_time(world: World, tmp_path: Path) -> None:

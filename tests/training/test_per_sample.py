@@ -15,8 +15,9 @@ from rosu_llm import ForgetRetainCollator, ROSUConfig
 from rosu_llm.errors import ConfigError, DataError, NonFiniteError
 from rosu_llm.geometry import build_rule
 from rosu_llm.step import UnlearningStep
-from rosu_llm.training.per_sample import Ranks, choose, single
+from rosu_llm.training.per_sample import choose, single
 from rosu_llm.training.preflight import preflight
+from rosu_llm.training.ranks import Ranks
 from tests.algorithm1 import Flat, mean_nll
 from tests.models import CleanLM, flat, samples
 from tests.training.test_trainer_step import FORGET, RETAIN, Pairs, train

@@ -20,6 +20,7 @@ from ...space import ParameterSpace
 from ...space.select import average_over_ranks, layout_name, select_space
 from ...step.replay import RandomState, frozen_statistics
 from ...training.config import MethodArguments
+from ...training.ranks import Ranks
 from ...training.references import References
 from ...training.window import PARTS
 from .diagnosis import Diagnosis
@@ -64,6 +65,8 @@ def measure_model(
             "forget_loss: representation, or another loss here."
         )
     references = References(settings, model, layout)
+    here = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if spread else (0, 1)
+    ranks = Ranks(*here, mean_over_ranks)
     windows = PairWindows(
         model,
         samples,
@@ -71,14 +74,15 @@ def measure_model(
         plan,
         collator,
         to_device,
-        rank=torch.distributed.get_rank() if spread else 0,
-        world=torch.distributed.get_world_size() if spread else 1,
+        rank=ranks.rank,
+        world=ranks.world,
     )
 
     def compute_references() -> None:
-        """For the forget samples that will be drawn, one by one and on every process alike."""
+        """For the forget samples that will be drawn, one by one."""
         drawn = {i for pair in range(1, plan.pairs + 1) for i in windows.draw("forget", pair)}
-        references.compute(model, lambda: (windows.batch("forget", [i]) for i in sorted(drawn)))
+        share = (windows.batch("forget", [i]) for i, _ in ranks.share(sorted(drawn)))
+        references.compute(model, lambda: share, ranks)
 
     name = getattr(getattr(model, "config", None), "name_or_path", None) or None
     return measure_windows(
