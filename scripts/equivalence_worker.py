@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,20 +79,23 @@ def run_case(layout: str, optimizer: str, amplify: str, accumulation: int, steps
 
     space._sum_over_shards = counted  # type: ignore[method-assign]
     gathered: list[int] = []
-    original_gather = dist.all_gather
+    original_gathers = {name: getattr(dist, name) for name in ("all_gather", "all_gather_into_tensor")}
 
-    def counted_gather(outputs: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        gathered.append(sum(t.numel() * t.element_size() for t in outputs))
-        return original_gather(outputs, *args, **kwargs)
+    def counted_gather(name: str, output: Any, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_globals["__name__"].startswith("rosu_llm"):  # not those of DeepSpeed's own step
+            gathered.append(sum(t.numel() * t.element_size() for t in (output if name == "all_gather" else [output])))
+        return original_gathers[name](output, *args, **kwargs)
 
     logs: dict[str, float] = {}
     calls.clear()
     for t in range(steps):
-        dist.all_gather = counted_gather
+        for name in original_gathers:
+            setattr(dist, name, functools.partial(counted_gather, name))
         try:
             logs = spread.take(t)
         finally:
-            dist.all_gather = original_gather
+            for name, original in original_gathers.items():
+                setattr(dist, name, original)
     size = sum(getattr(p, "ds_numel", p.numel()) for p in spread.model.parameters()) * 4
     measured = {
         "copies": space.held_bytes() / size,

@@ -261,8 +261,10 @@ class ParameterSpace(ABC):
         """D of the optimizer's metric, aligned with :meth:`_master`; None before it has taken a step."""
 
     @torch.no_grad()
-    def precondition(self, vector: Vector, preconditioners: Preconditioners, *, into: str) -> None:
-        """Capture D⁻¹ times the given combination under ``into``."""
+    def precondition(
+        self, vector: Vector, preconditioners: Preconditioners, *, into: str, precise: bool = True
+    ) -> None:
+        """Capture D⁻¹ times the given combination under ``into``; on the CPU it is always formed in float64."""
         names = sorted(vector)
         coefficients = [vector[n] for n in names]
         buffers = self._spare.pop() if self._spare else [torch.empty_like(t) for t in self._master()]
@@ -271,7 +273,7 @@ class ParameterSpace(ABC):
                 buffer.zero_()
                 continue
             for target, second, *parts in blocks(buffer, preconditioner.second, *group):
-                work = work_dtype(target, precise=True)
+                work = work_dtype(target, precise or target.device.type == "cpu")
                 target.copy_(combine(coefficients, parts, work).mul_(preconditioner.inverse(second, work)))
         self._captured[into] = buffers
 

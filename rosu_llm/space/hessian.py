@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UnsupportedLayoutError
+from .replay import RandomState
 
 #: How torch says that something can be differentiated once only.
 _ONCE_ONLY = ("not implemented", "differentiate twice", "torch.utils.checkpoint", "Checkpointing")
@@ -104,16 +105,11 @@ def _difference(
 @contextmanager
 def _same_random_numbers(parameters: Sequence[nn.Parameter]) -> Iterator[Callable[[], None]]:
     """Gives a function that goes back to the random state of the beginning (dropout), where the body ends, too."""
-    devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
-        here, there = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
-
-        def replay() -> None:
-            torch.set_rng_state(here)
-            for device, state in zip(devices, there, strict=True):
-                torch.cuda.set_rng_state(state, device)
-
-        yield replay
+    state = RandomState.now(p.device for p in parameters)
+    try:
+        yield state.restore
+    finally:
+        state.restore()
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

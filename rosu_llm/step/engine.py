@@ -24,7 +24,7 @@ from ..geometry.slots import GRADIENT, HESSIAN, MEMORY, PRECONDITIONED, RETAIN, 
 from ..geometry.subspace import Subspace, check_independent
 from ..space import ParameterSpace, Realized
 from ..space.preconditioner import Preconditioners, check_adaptive
-from .replay import RandomState, frozen_statistics
+from ..space.replay import RandomState, frozen_statistics
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,12 @@ class StepEngine:
 
         direction = None if preconditioners is None else rule.precondition(gram)
         if preconditioners is not None and direction is not None:
-            space.precondition(direction, preconditioners, into=PRECONDITIONED)
+            space.precondition(
+                direction,
+                preconditioners,
+                into=PRECONDITIONED,
+                precise=gram.cancels(direction) or bool(gram.dual and gram.dual.cancels(direction)),
+            )
             gram = replace(space.gram([*names, PRECONDITIONED], known=gram), dual=gram.dual)
             names.append(PRECONDITIONED)
         inner = rule.inner(gram, rho() if callable(rho) else rho)

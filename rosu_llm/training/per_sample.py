@@ -29,6 +29,9 @@ from ..step import Closure
 from .ranks import Ranks
 from .window import WindowLoss
 
+#: What the units of a batch are counted from.
+_COUNTED = ("input_ids", "attention_mask", "labels")
+
 
 def sample_closures(
     loss: WindowLoss,
@@ -46,8 +49,9 @@ def sample_closures(
     ``longest`` is the number of micro-batches of the longest window over ranks.
     """
     units = COUNT[loss.spec.unit]
+    near = [{name: b[name].cpu() for name in _COUNTED if name in b} for b in batches]  # what is asked row by row
     # A sample without answer tokens has no gradient to protect.
-    rows = [[i for i in range(len(b["input_ids"])) if float(units(single(b, i))) > 0.0] for b in batches]
+    rows = [[i for i in range(len(b["input_ids"])) if float(units(single(b, i))) > 0.0] for b in near]
     sizes = torch.zeros(longest, dtype=torch.float64)
     sizes[: len(rows)] = torch.tensor([float(len(found)) for found in rows])
     table = ranks.gather(sizes).round().to(torch.int64).tolist()
@@ -57,8 +61,10 @@ def sample_closures(
     closures = []
     for rank, micro, nth in places:
         mine = rank == ranks.rank
-        sample = single(batches[micro], rows[micro][nth]) if mine else single(batches[-1], 0)
-        closures.append(loss.share(model, sample, ranks.world / float(units(sample)) if mine else 0.0))
+        micro, row = (micro, rows[micro][nth]) if mine else (-1, 0)
+        sample = single(batches[micro], row, end_of(near[micro], row))
+        weight = ranks.world / float(units(single(near[micro], row))) if mine else 0.0
+        closures.append(loss.share(model, sample, weight))
     return closures
 
 
@@ -77,20 +83,26 @@ def choose(sizes: Sequence[Sequence[int]], count: int, seed: int, step: int) -> 
     return [places[i] for i in order[:count]]
 
 
-def single(batch: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """One sample of a collated batch, without the padding behind it.
+def end_of(batch: Mapping[str, Any], row: int) -> int:
+    """Where the padding behind a sample begins.
 
-    Padding in front stays: without explicit positions, taking it away would shift those of the tokens. So does a last
-    token that is not attended to but is predicted: the end of text, where it is the pad token as well.
+    A last token that is not attended to but is predicted belongs to the sample: the end of text, where it is the pad
+    token as well.
+    """
+    mask, labels = batch.get("attention_mask"), batch.get("labels")
+    if mask is None or mask.dim() != 2 or not bool(mask[row].any()):
+        return int(batch["input_ids"].shape[1])
+    used = mask[row].bool() if labels is None else mask[row].bool() | (labels[row] != IGNORE)
+    return int(used.nonzero().max()) + 1
+
+
+def single(batch: Mapping[str, Any], row: int, end: int | None = None) -> dict[str, Any]:
+    """One sample of a collated batch, without the padding behind it (from ``end`` on, if that is known).
+
+    Padding in front stays: without explicit positions, taking it away would shift those of the tokens.
     """
     rows, length = batch["input_ids"].shape[:2]
-    mask = batch.get("attention_mask")
-    end = length
-    if mask is not None and mask.dim() == 2 and bool(mask[row].any()):
-        used, labels = mask[row].bool(), batch.get("labels")
-        if labels is not None:
-            used = used | (labels[row] != IGNORE)
-        end = int(used.nonzero().max()) + 1
+    end = end_of(batch, row) if end is None else end
     sample: dict[str, Any] = {}
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows:

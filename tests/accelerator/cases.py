@@ -1,6 +1,6 @@
 """What runs on the simulated accelerator, and on the CPU for comparison.
 
-A case is a kind of run (a function of `runs.py`) and its settings; ``world`` processes share it, spread as ``layout``.
+A case is a kind of run (in `runs.py`) and its settings; ``world`` processes share it, spread as ``layout``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from rosu_llm.geometry import METHODS
 
 Case = dict[str, Any]
 
-DROPOUT = {"dropout": 0.3}
 #: Settings of ROSUTrainer on one device.
 TRAINED: dict[str, dict[str, Any]] = {
     **{method: {"method": method} for method in METHODS},
@@ -22,29 +21,39 @@ TRAINED: dict[str, dict[str, Any]] = {
     "direct": {"amplify": "direct", "beta": 0.01},
     "through the optimizer": {"amplify": "optimizer"},
     "zero-order": {"jacobian": "none"},
-    "exact Jacobian, dropout": {"jacobian": "exact", **DROPOUT},
+    "exact Jacobian": {"jacobian": "exact"},
     "no_a1": {"jacobian": "no_a1"},
     "no_a2": {"jacobian": "no_a2"},
-    "dropout, checkpointing": {
-        **DROPOUT,
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False},
-    },
     # with Adam's own ε coordinates of rounding noise make up D⁻¹q
-    "adam's metric": {"metric": "adam", "adam_epsilon": 1e-3},
-    "adam's metric, rank 2": {"metric": "adam", "adam_epsilon": 1e-3, "protect_rank": 2},
+    "metric of Adam": {"metric": "adam", "adam_epsilon": 1e-3},
+    "metric of Adam, rank 2": {"metric": "adam", "adam_epsilon": 1e-3, "protect_rank": 2},
     "rank 3": {"protect_rank": 3, "include_mean": True},
     "memory": {"protect": "memory"},
     "bounded, automatic radius": {"forget_until": "holdout", "forget_margin": 0.2, "rho": "auto"},
     "bounded by token": {"forget_until": "holdout", "forget_level": "token", "forget_margin": 0.2},
     "calibrated": {"calibrate": "holdout"},
-    "budget": {"budget": 10.0, "budget_every": 1},
+    "budget": {"budget": 10.0, "budget_every": 2},
     "lora": {"lora": True},
     "evaluated": {"evaluate": True, "eval_strategy": "steps", "eval_steps": 1},
+}
+#: Of RepresentationTrainer.
+REPRESENTED: dict[str, dict[str, Any]] = {
+    "representation": {},
+    "representation, rmu": {"method": "graddiff", "forget_loss": "rmu"},
+}
+#: Settings whose weights cannot be those of the CPU: the device draws other numbers, or rounds bf16 elsewhere.
+RANDOM: dict[str, dict[str, Any]] = {
+    "dropout": {"dropout": 0.5, "rho": 1e-3},
+    "dropout, checkpointing": {
+        "dropout": 0.5,
+        "rho": 1e-3,
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    },
     "bf16": {"bf16": True, "rho": 1.0},
 }
-#: Besides: these make their own comparison of numbers.
-OTHERS = ("representation", "diagnosis", "memorisation", "tofu")
+#: Kinds of runs that end in numbers instead of weights.
+NUMBERS = ("diagnosis", "memorisation", "tofu")
 
 LAYOUTS = ("ddp", "fsdp2", "zero2", "zero3")
 #: Settings of ROSUTrainer on two devices.
@@ -62,19 +71,21 @@ FAULTS: dict[str, dict[str, Any]] = {
 SLOW = {"fault": "slow", "where": "surrogate"}
 
 
-def one_process() -> list[dict[str, Case]]:
-    """Everything on the CPU, and everything on the device."""
-    every = {name: {"kind": "train", **settings} for name, settings in TRAINED.items()}
-    every |= {kind: {"kind": kind} for kind in OTHERS}
-    return [{f"{on}/{name}": {**case, "on": on} for name, case in every.items()} for on in ("cpu", "npu")]
-
-
-def two_processes(layouts: tuple[str, ...]) -> list[dict[str, Case]]:
-    """What two devices train, with faults and without, and what one CPU process trains for comparison."""
-    plan = [{f"cpu/{name}": {"kind": "train", "on": "cpu", **settings} for name, settings in SPREAD.items()}]
+def plan(layouts: tuple[str, ...]) -> list[dict[str, Case]]:
+    """All launches: a list of the cases that the same processes run one after another."""
+    every: dict[str, Case] = {name: {"kind": "train", **settings} for name, settings in TRAINED.items()}
+    every |= {name: {"kind": "represent", **settings} for name, settings in REPRESENTED.items()}
+    every |= {kind: {"kind": kind} for kind in NUMBERS}
+    alone = {name: {"kind": "train", **settings} for name, settings in RANDOM.items()}
+    alone |= {kind: {"kind": kind} for kind in ("checks", "hard")}
+    on_cpu = {**every, **{f"two: {name}": {"kind": "train", **settings} for name, settings in SPREAD.items()}}
+    launches = [
+        {f"cpu/{name}": {**case, "on": "cpu"} for name, case in on_cpu.items()},
+        {f"npu/{name}": {**case, "on": "npu"} for name, case in {**every, **alone}.items()},
+    ]
     for layout in layouts:
         both = {"kind": "train", "on": "npu", "world": 2, "layout": layout}
-        cases = {**SPREAD, "slow": SLOW}
-        plan.append({f"{layout}/{name}": {**both, **settings} for name, settings in cases.items()})
-        plan += [{f"{layout}/{name}": {**both, **settings}} for name, settings in FAULTS.items()]
-    return plan
+        honest = {**SPREAD, "slow": SLOW}
+        launches.append({f"{layout}/{name}": {**both, **settings} for name, settings in honest.items()})
+        launches += [{f"{layout}/{name}": {**both, **settings}} for name, settings in FAULTS.items()]
+    return launches

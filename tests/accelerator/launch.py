@@ -9,6 +9,7 @@ said; FOLDER/ended.json says how the ranks of its launch ended, and after how ma
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -88,6 +89,7 @@ def main() -> None:
     device.install(devices=2)
     import tests.accelerator.runs  # noqa: F401  what every rank needs, imported before the first is started
 
+    gc.freeze()  # accelerate collects garbage at every start: not among all that was imported
     ended = {}
     for cases in plan:
         for name in cases:

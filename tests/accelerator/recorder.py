@@ -16,6 +16,8 @@ from typing import Any
 
 from tests.accelerator import device
 
+KINDS = ("sync", "h2d", "made", "float64")
+
 #: Kind, call site, operation.
 Key = tuple[str, str, str]
 
@@ -40,6 +42,11 @@ class Events:
         """Count, bytes, call site and operation, the most first."""
         found = [(n, self.bytes[key], key[1], key[2]) for key, n in self.counts.items() if key[0] == kind]
         return sorted(found, reverse=True)
+
+    def since(self, before: Events) -> Events:
+        """What has come since an earlier copy."""
+        new = {key: n - before.counts.get(key, 0) for key, n in self.counts.items() if n > before.counts.get(key, 0)}
+        return Events(self.folder, new, {key: self.bytes[key] - before.bytes.get(key, 0) for key in new})
 
     def hear(self, kind: str, operation: str, size: int) -> None:
         """What the extension calls."""

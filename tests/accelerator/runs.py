@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import json
 import os
@@ -18,11 +19,15 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 
 from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer, measure_coupling
+from rosu_llm.geometry import F, R
+from rosu_llm.space import LocalSpace
 from rosu_llm.step.engine import StepEngine
 from tests.accelerator import device
-from tests.accelerator.recorder import Events, record
+from tests.accelerator.recorder import KINDS, Events, record
+from tests.accelerator.selfcheck import allowed, counted, refused
 from tests.distributed.trainer_worker import export_fsdp, trained_weights, zero_settings
-from tests.models import samples, tiny_llama
+from tests.models import samples, tiny_decoder, tiny_llama
+from tests.representation.running import build
 
 if importlib.util.find_spec("deepspeed") is not None:
     import deepspeed  # noqa: F401
@@ -37,40 +42,39 @@ STEPS = 3
 def run(case: dict[str, Any], folder: Path) -> None:
     """One case in this process, whatever ran in it before."""
     AcceleratorState._reset_state(reset_partial_state=True)
-    {"train": train, "representation": representation, "diagnosis": diagnosis, "memorisation": memorisation,
-     "tofu": tofu}[case["kind"]](dict(case), folder)  # fmt: skip
+    kinds = {"checks": checks, "hard": hard, "train": train, "represent": represent}
+    kinds |= {"diagnosis": diagnosis, "memorisation": memorisation, "tofu": tofu}
+    options = dict(case)
+    kinds[options.pop("kind")](options, folder)
 
 
 class Watch(transformers.TrainerCallback):  # type: ignore[misc]
-    """Notes how often the host had waited at the end of every step, and why in the last one."""
+    """What the device did in the last step of a training; the first ones also set things up."""
 
-    def __init__(self, events: Events) -> None:
-        self.events = events
-        self.steps: list[dict[str, int]] = []
-        self._before: dict[Any, int] = {}
-        self.last: list[Any] = []
+    def __init__(self) -> None:
+        self._events = Events("")
+        self._ends: list[Events] = []
+
+    def over(self, trainer: Any, *, quiet: bool) -> None:
+        """Train, watched unless ``quiet``."""
+        if quiet:
+            trainer.train()
+            return
+        trainer.add_callback(self)
+        with record() as self._events:
+            trainer.train()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        kinds = ("sync", "h2d", "float64", "made")
-        self.steps.append({f"{kind} {what}": n for kind in kinds for what, n in self._of(kind).items()})
-        new = {key: n - self._before.get(key, 0) for key, n in self.events.counts.items() if key[0] == "sync"}
-        self.last = sorted(((n, *key[1:]) for key, n in new.items() if n), reverse=True)
-        self._before = dict(self.events.counts)
-
-    def _of(self, kind: str) -> dict[str, int]:
-        total, volume = self.events.total, self.events.volume
-        return {
-            "all": total(kind),
-            "own": total(kind, own=True),
-            "bytes": volume(kind),
-            "own bytes": volume(kind, own=True),
-        }
+        self._ends.append(copy.deepcopy(self._events))
 
     def report(self) -> dict[str, Any]:
-        """The last step alone: the first ones also set things up."""
-        before, after = self.steps[-2:]
-        step = {name: after[name] - before[name] for name in after}
-        return {"step": step, "waits": self.last, "float64": self.events.rows("float64")}
+        if not self._ends:
+            return {}
+        step = self._ends[-1].since(self._ends[-2])
+        found = {kind: {"count": step.total(kind), "own": step.total(kind, own=True)} for kind in KINDS}
+        for kind, counts in found.items():
+            counts |= {"bytes": step.volume(kind), "own bytes": step.volume(kind, own=True)}
+        return {"step": found, "sites": {kind: step.rows(kind) for kind in KINDS}}
 
 
 def write(folder: Path, weights: dict[str, torch.Tensor], **found: Any) -> None:
@@ -126,7 +130,6 @@ def arguments(case: dict[str, Any], folder: Path, world: int) -> dict[str, Any]:
 
 def train(case: dict[str, Any], folder: Path) -> None:
     """ROSUTrainer over a window of four samples of each part, however many processes share it."""
-    case.pop("kind")
     world = case.pop("world", 1)
     options = {name: case.pop(name, None) for name in ("fault", "where", "lora", "evaluate", "dropout")}
     config = ROSUConfig(**{**arguments(case, folder, world), **case})
@@ -143,28 +146,22 @@ def train(case: dict[str, Any], folder: Path) -> None:
     if trainer.accelerator.num_processes != world:
         raise SystemExit(f"accelerate sees {trainer.accelerator.num_processes} processes instead of {world}")
     start = {f"start.{name}": value for name, value in trained_weights(trainer.model).items()}
-    with record() as events, faulty(options["fault"], options["where"], trainer):
-        watch = Watch(events)
-        trainer.add_callback(watch)
-        trainer.train()
+    watch = Watch()
+    with faulty(options["fault"], options["where"], trainer):
+        watch.over(trainer, quiet=config.use_cpu or options["fault"] is not None)
     weights = trained_weights(trainer.model)
     kinds = sorted({value.device.type for value in weights.values()})
     logs = [{k: v for k, v in entry.items() if "/" in k} for entry in trainer.state.log_history]
     write(folder, {**start, **weights}, layout=trainer.layout, devices=kinds, logs=logs, **watch.report())
 
 
-def representation(case: dict[str, Any], folder: Path) -> None:
+def represent(case: dict[str, Any], folder: Path) -> None:
     """RepresentationTrainer."""
-    from tests.models import tiny_decoder
-    from tests.representation.running import build
-
-    on_cpu = case["on"] == "cpu"
-    trainer = build(tiny_decoder(), folder, use_cpu=on_cpu, max_steps=STEPS, optim="adamw_torch", amplify="auto")
-    start = trainer.theta()
-    with record() as events:
-        watch = Watch(events)
-        trainer.add_callback(watch)
-        trainer.train()
+    on_cpu = case.pop("on") == "cpu"
+    settings = {"max_steps": STEPS, "optim": "adamw_torch_fused", "amplify": "auto", **case}
+    trainer = build(tiny_decoder(), folder, use_cpu=on_cpu, **settings)
+    start, watch = trainer.theta(), Watch()
+    watch.over(trainer, quiet=on_cpu)
     devices = sorted({p.device.type for p in trainer._theta.values()})
     write(folder, {"start.theta": start, "theta": trainer.theta()}, devices=devices, **watch.report())
 
@@ -199,3 +196,37 @@ def tofu(case: dict[str, Any], folder: Path) -> None:
     model = world.model().to(case["on"])
     numbers = evaluate_tofu(model, world.tokenizer, world.settings, folder / "evals")
     write(folder, {}, numbers=numbers, devices=[next(model.parameters()).device.type])
+
+
+def checks(case: dict[str, Any], folder: Path) -> None:
+    """What the device itself does, refuses and counts."""
+    write(folder, {}, refused=refused(), allowed=allowed(), counted=counted())
+
+
+def hard(case: dict[str, Any], folder: Path) -> None:
+    """‖q‖ of gradients on the device that nearly coincide, over that in float64; what they cost in float64."""
+    found: dict[str, Any] = {}
+    for cosine in (0.3, 0.99, 0.9999, 0.999999):
+        generator = torch.Generator().manual_seed(0)
+        # entries over six orders of magnitude, so that a few products make up most of a sum
+        forget = torch.randn(1 << 18, generator=generator) * torch.randn(1 << 18, generator=generator).mul(3).exp()
+        other = torch.randn(1 << 18, generator=generator) * forget
+        other *= (1.0 / cosine**2 - 1.0) ** 0.5 * forget.norm() / other.norm()
+        retain = forget + other
+        weights = torch.nn.Parameter(torch.zeros(1 << 18, device=device.NAME))
+        space = LocalSpace([weights])
+        space.begin()
+        for name, gradient in (("f", forget), ("r", retain)):
+            space.backward((weights * gradient.to(device.NAME)).sum())
+            space.capture(name)
+        with record() as events:
+            gram = space.gram(["f", "r"])
+        q = F - gram(F, R) / gram(R, R) * R
+        f, r = forget.double(), retain.double()
+        truth = f - (f @ r) / (r @ r) * r
+        found[str(cosine)] = {
+            "norm": gram.norm(q) / float(truth.norm()),
+            "float64": events.volume("float64") / (8 * weights.numel()),
+            "cosine": float(f @ r / f.norm() / r.norm()),
+        }
+    write(folder, {}, numbers=found)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError, NonFiniteError
 from ...space import ParameterSpace
+from ...space.replay import RandomState, frozen_statistics
 from ...space.select import average_over_ranks, layout_name, select_space
-from ...step.replay import RandomState, frozen_statistics
 from ...training.config import MethodArguments
 from ...training.ranks import Ranks
 from ...training.references import References

@@ -16,8 +16,8 @@ from ...geometry import F, Gram, Inner, R, Rosu, Stabilizer, coupling
 from ...geometry.methods.minmax import MinMax
 from ...space import ParameterSpace
 from ...space.parts import part_products
+from ...space.replay import RandomState
 from ...step import Closure
-from ...step.replay import RandomState
 from ...training.config import MethodArguments
 from ...training.window import PARTS
 from .pairs import PairWindows

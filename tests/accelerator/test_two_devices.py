@@ -1,0 +1,55 @@
+"""Two processes with a simulated device each: the weights of one, and an end with an error when one of them fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.accelerator.cases import FAULTS, LAYOUTS, SPREAD
+from tests.accelerator.results import Results
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+#: Own waits in a step; besides those of one device: the mean over ranks of each number, and the length of the window.
+WAITS = {"ddp": 30, "fsdp2": 30, "zero2": 30, "zero3": 30}
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> str:
+    if request.param.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_weights_are_those_of_one_cpu_process(layout: str, name: str, results: Results) -> None:
+    found = results.found(f"{layout}/{name}")
+    assert found["layout"] == ("zero" if layout.startswith("zero") else layout)
+    assert found["devices"] == ["npu"]
+    # as on one device; gradients are summed over ranks in another order besides
+    assert results.difference(f"{layout}/{name}", f"cpu/two: {name}") < 2e-4
+
+
+def test_the_host_seldom_waits(layout: str, results: Results) -> None:
+    found = results.found(f"{layout}/plain")
+    own = [row for row in found["sites"]["sync"] if not row[2].startswith("[")]
+    assert found["step"]["sync"]["own"] <= WAITS[layout], own
+
+
+def test_a_slow_rank_changes_nothing(layout: str, results: Results) -> None:
+    """It is a second late at the perturbed pass; to the bit."""
+    assert torch.equal(results.weights(f"{layout}/slow"), results.weights(f"{layout}/plain"))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_when_one_rank_fails_both_end_with_one_error(layout: str, name: str, results: Results) -> None:
+    """Nothing watches over them: the other notices at its next collective."""
+    ended = results.ended[f"{layout}/{name}"]
+    killed = FAULTS[name]["fault"] == "kill"
+    assert ended["codes"] == [1, -9 if killed else 1]
+    assert ended["seconds"] < 30.0
+    assert results.said(f"{layout}/{name}", 0).count("Traceback") == 1
+    if not killed:
+        failed = results.said(f"{layout}/{name}", 1)
+        assert failed.count("Traceback") == 1
+        assert "OutOfMemoryError: simulated device out of memory" in failed.splitlines()[-1]
