@@ -67,7 +67,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Sums:
-    """A handful of float64 sums over blocks; block values stay on their devices until the end."""
+    """A handful of float64 sums over blocks; they stay on their device until they are read."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -78,13 +78,17 @@ class Sums:
         self._values.setdefault(values[0].device, []).extend(values)
 
     def total(self) -> Tensor:
-        """The sums over all devices, on the CPU."""
-        result = torch.zeros(self._count, dtype=torch.float64)
+        """The sums over all devices: still there if it is one, else on the CPU. Whoever reads them waits."""
+        found: list[Tensor] = []
         for device, values in self._values.items():
             stacked = torch.stack(values)
-            if device.type == "mps":
-                stacked = stacked.cpu()
-            result += stacked.to(torch.float64).view(-1, self._count).sum(0).cpu()
+            wide = (stacked.cpu() if device.type == "mps" else stacked).to(torch.float64)
+            found.append(wide.view(-1, self._count).sum(0))
+        if len(found) == 1:
+            return found[0]
+        result = torch.zeros(self._count, dtype=torch.float64)
+        for part in found:
+            result += part.cpu()
         return result
 
 

@@ -29,5 +29,5 @@ def part_products(space: ParameterSpace, pairs: Sequence[tuple[str, str]], parts
             work = work_dtype(pieces[0], precise=pieces[0].device.type == "cpu")
             wide = {name: piece.to(work) for name, piece in zip(names, pieces, strict=True)}
             sums.add(*(inner(wide[a], wide[b]) for a, b in pairs))
-        total[parts[id(owner)]] += sums.total()
+        total[parts[id(owner)]] += sums.total().cpu()
     return space._sum_over_shards(total.flatten()).view_as(total)

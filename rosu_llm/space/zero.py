@@ -172,6 +172,13 @@ class Zero3Space(ZeroSpace):
         self._lengths = [_real_length(p) for p in self.parameters]
         self._persistent = [p for p in self.parameters if getattr(p, "ds_persist", False)]
         self._full_targets: list[Tensor] = []
+        # DeepSpeed waits for a stream whenever it is asked where a tensor lies: it is asked once a step.
+        self._known_master: list[Tensor] | None = None
+        self._known_slices: list[Tensor] | None = None
+
+    def begin(self) -> None:
+        self._known_master = self._known_slices = None
+        super().begin()
 
     def _trim(self, tensors: list[Tensor]) -> list[Tensor]:
         return [t.view(-1)[:n] for t, n in zip(tensors, self._lengths, strict=True)]
@@ -182,7 +189,9 @@ class Zero3Space(ZeroSpace):
     def _master(self) -> list[Tensor]:
         from deepspeed.utils import safe_get_local_fp32_param
 
-        return self._trim([safe_get_local_fp32_param(p).data for p in self.parameters])
+        if self._known_master is None:
+            self._known_master = self._trim([safe_get_local_fp32_param(p).data for p in self.parameters])
+        return self._known_master
 
     def preconditioners(self, optimizer: torch.optim.Optimizer) -> Preconditioners | None:
         from deepspeed.utils import safe_get_local_optimizer_state
@@ -203,30 +212,38 @@ class Zero3Space(ZeroSpace):
         return self._trim([p.ds_tensor.data for p in self.parameters])
 
     def _slices(self) -> list[Tensor]:
+        """The gradient as DeepSpeed keeps it, or float32 copies of one that it keeps in another type."""
         from deepspeed.utils import safe_get_local_grad
 
-        return [safe_get_local_grad(p).data for p in self.parameters]
+        if self._known_slices is not None:
+            return self._known_slices
+        found = [safe_get_local_grad(p).data for p in self.parameters]
+        if safe_get_local_grad(self.parameters[0]).data_ptr() == found[0].data_ptr():
+            self._known_slices = found
+        return found
+
+    def _put(self, values: list[Tensor]) -> None:
+        """Write :meth:`_slices` back, where they are copies."""
+        from deepspeed.utils import safe_set_local_grad
+
+        for p, value in zip(self.parameters, values, strict=True) if self._known_slices is None else ():
+            safe_set_local_grad(p, value)
 
     def _gradients(self) -> list[Tensor | None]:
         return list(self._trim(self._slices()))
 
     def _clear_gradients(self) -> None:
-        from deepspeed.utils import safe_set_local_grad
-
         self._optimizer.zero_grad(set_to_none=True)
-        # A parameter that the next pass does not use would otherwise keep this pass's gradient.
-        for p, held in zip(self.parameters, self._slices(), strict=True):
-            safe_set_local_grad(p, held.zero_())  # without new memory, of which there may be none left
+        # A parameter that the next pass does not use would otherwise keep this pass's gradient. In place: after an
+        # error there may be no memory left.
+        self._put([held.zero_() for held in self._slices()])
 
     def _gradient_targets(self) -> list[Tensor | None]:
         self._full_targets = self._slices()
         return list(self._trim(self._full_targets))
 
     def _gradient_written(self) -> None:
-        from deepspeed.utils import safe_set_local_grad
-
-        for p, value in zip(self.parameters, self._full_targets, strict=True):
-            safe_set_local_grad(p, value)
+        self._put(self._full_targets)
         self._full_targets = []
 
     def _forward_weights_changed(self) -> None:

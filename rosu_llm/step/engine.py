@@ -23,6 +23,7 @@ from ..geometry import BaseRule, Gram, Inner, Vector
 from ..geometry.slots import GRADIENT, HESSIAN, MEMORY, PRECONDITIONED, RETAIN, SURROGATE, sample_slot, stored_slot
 from ..geometry.subspace import Subspace, check_independent
 from ..space import ParameterSpace, Realized
+from ..space.blocks import work_dtype
 from ..space.preconditioner import Preconditioners, check_adaptive
 from ..space.replay import RandomState, frozen_statistics
 
@@ -281,8 +282,8 @@ class StepEngine:
                 loss = closure()
                 shares.append(loss.detach())
                 self.space.backward(loss)
-        total = torch.stack([share.reshape(()) for share in shares]).sum().to("cpu", torch.float64)
-        value = float(self._mean(total.reshape(1))[0])
+        total = torch.stack([share.reshape(()) for share in shares]).sum()
+        value = float(self._mean(total.to(work_dtype(total, precise=True)).reshape(1))[0])  # the host waits here
         if not isfinite(value):
             bad = [i for i, share in enumerate(shares) if not torch.isfinite(share).all()]
             where = f" (micro-batches {bad} of {len(shares)} here)" if bad else ""
