@@ -20,30 +20,27 @@ WAITS = 9
 #: Where it waits more often.
 MORE = {
     "metric of Adam": 13,  # the products in the metric, those of D⁻¹q, and the optimizer's count of steps
-    "metric of Adam, rank 2": 24,
-    "rank 3": 18,  # a pass for each sample, and the samples' lengths
-    "gu": 20,
-    "orthograd": 20,
+    "metric of Adam, rank 2": 21,
+    "rank 3": 18,  # a pass for each sample, and which samples there are
+    "gu": 19,
+    "orthograd": 15,
     "npo": 11,  # which samples a micro-batch has
-    "bounded, automatic radius": 14,
-    "bounded by token": 16,
+    "bounded, automatic radius": 13,  # that and the weights; ‖w‖
+    "bounded by token": 15,
     "kl": 17,  # the positions with an answer, in each forward
     "memory": 10,
     "calibrated": 10,
     "evaluated": 13,
 }
-#: Measures products that vanish, in float64.
-IN_FLOAT64 = ("gu",)
+#: ⟨x, y⟩ of directions that are orthogonal by construction cancels, and is measured in float64.
+MEASURED = "gu"
 
 
 def test_every_method_and_every_loss_is_among_the_cases() -> None:
     settings = [*TRAINED.values(), *REPRESENTED.values()]
-    used = {case.get(f"{part}_loss", default) for case in settings for part, default in DEFAULT_LOSSES}
+    named = {case[key] for case in settings for key in ("forget_loss", "retain_loss") if key in case}
     assert {case.get("method", "rosu") for case in settings} >= set(METHODS)
-    assert used >= set(LOSSES)
-
-
-DEFAULT_LOSSES = (("forget", "nll"), ("retain", "nll"), ("forget", "representation"))
+    assert named | {"nll", "representation"} >= set(LOSSES)  # those two where none is named
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *REPRESENTED])
@@ -55,7 +52,7 @@ def test_weights_are_the_cpus(name: str, results: Results) -> None:
     assert results.difference(f"npu/{name}", f"cpu/{name}") < 2e-4
 
 
-@pytest.mark.parametrize("name", [name for name in (*TRAINED, *REPRESENTED) if name != "budget"])
+@pytest.mark.parametrize("name", [*TRAINED, *REPRESENTED])
 def test_the_host_seldom_waits(name: str, results: Results) -> None:
     """Counted in the last of three steps, with two micro-batches; what transformers waits for is not ours."""
     found = results.found(f"npu/{name}")
@@ -63,12 +60,11 @@ def test_the_host_seldom_waits(name: str, results: Results) -> None:
     assert found["step"]["sync"]["own"] <= MORE.get(name, WAITS), own
 
 
-@pytest.mark.parametrize("name", [name for name in (*TRAINED, *REPRESENTED) if name not in IN_FLOAT64])
+@pytest.mark.parametrize("name", [name for name in (*TRAINED, *REPRESENTED) if name != MEASURED])
 def test_no_gradient_is_converted_to_float64(name: str, results: Results) -> None:
-    """Sums are; they take less than a twentieth of a float64 copy of what is trained."""
+    """Only a few sums for each tensor are; a copy of the model would be 155 kB."""
     found = results.found(f"npu/{name}")
-    whole = 8 * results.weights(f"npu/{name}").numel()
-    assert found["step"]["float64"]["own bytes"] < 0.15 * whole, found["sites"]["float64"]
+    assert found["step"]["float64"]["own bytes"] < 22_000, found["sites"]["float64"]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -88,8 +84,9 @@ def compare(a: Any, b: Any, where: str = "") -> int:
     if isinstance(b, list):
         assert len(a) == len(b)
         return sum(compare(x, y, f"{where}/{i}") for i, (x, y) in enumerate(zip(a, b, strict=True)))
-    if isinstance(b, float) and not isinstance(b, bool) and math.isfinite(b) and "seconds" not in where:
-        assert a == pytest.approx(b, rel=2e-3, abs=1e-5), where
+    if isinstance(b, float) and math.isfinite(b):
+        # curvature is a difference of float32 losses over ρ²
+        assert a == pytest.approx(b, rel=2e-3, abs=1e-4 if "curvature" in where else 1e-5), where
         return 1
     return 0
 
