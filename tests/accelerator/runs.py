@@ -146,13 +146,16 @@ def train(case: dict[str, Any], folder: Path) -> None:
     if trainer.accelerator.num_processes != world:
         raise SystemExit(f"accelerate sees {trainer.accelerator.num_processes} processes instead of {world}")
     start = {f"start.{name}": value for name, value in trained_weights(trainer.model).items()}
+    forwards = []
+    trainer.model.register_forward_pre_hook(lambda *_: forwards.append(1))
     watch = Watch()
     with faulty(options["fault"], options["where"], trainer):
         watch.over(trainer, quiet=config.use_cpu or options["fault"] is not None)
     weights = trained_weights(trainer.model)
     kinds = sorted({value.device.type for value in weights.values()})
     logs = [{k: v for k, v in entry.items() if "/" in k} for entry in trainer.state.log_history]
-    write(folder, {**start, **weights}, layout=trainer.layout, devices=kinds, logs=logs, **watch.report())
+    found = {"layout": trainer.layout, "devices": kinds, "logs": logs, "forwards": len(forwards)}
+    write(folder, {**start, **weights}, **found, **watch.report())
 
 
 def represent(case: dict[str, Any], folder: Path) -> None:

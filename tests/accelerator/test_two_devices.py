@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tests.accelerator.cases import FAULTS, LAYOUTS, SPREAD
-from tests.accelerator.results import Results
+from tests.accelerator.results import Results, layouts
+from tests.accelerator.table import rows
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -30,6 +32,13 @@ def test_weights_are_those_of_one_cpu_process(layout: str, name: str, results: R
     assert found["devices"] == ["npu"]
     # as on one device; gradients are summed over ranks in another order besides
     assert results.difference(f"{layout}/{name}", f"cpu/two: {name}") < 2e-4
+
+
+def test_processes_share_what_is_measured_besides_the_window(layout: str, results: Results) -> None:
+    """References of 8 batches; then in each of 3 steps 3 held-out batches, the forget window again, three passes."""
+    assert results.found("cpu/two: calibrated npo")["forwards"] == 8 + 3 * (3 + 2 + 3 * 2)
+    # 3 batches do not divide by 2: both take part in 2 forward passes, for those may be collectives
+    assert results.found(f"{layout}/calibrated npo")["forwards"] == 4 + 3 * (2 + 1 + 3 * 1)
 
 
 def test_the_host_seldom_waits(layout: str, results: Results) -> None:
@@ -56,3 +65,13 @@ def test_when_one_rank_fails_both_end_with_one_error(layout: str, name: str, res
         failed = results.said(f"{layout}/{name}", 1)
         assert failed.count("Traceback") == 1
         assert "OutOfMemoryError: simulated device out of memory" in failed.splitlines()[-1]
+
+
+def test_the_documented_table_has_the_rows_of_these_runs(results: Results) -> None:
+    """Differences depend on the machine, the rest does not."""
+    if set(layouts()) != set(LAYOUTS):
+        pytest.skip("the table is of all layouts")
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    documented = [line.split("|") for line in page.splitlines() if line.startswith(("| one device", "| two devices"))]
+    mine = [line.split("|") for line in rows(results)]
+    assert [[*row[:3], *row[4:]] for row in documented] == [[*row[:3], *row[4:]] for row in mine]
