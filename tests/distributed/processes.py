@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -49,20 +48,13 @@ def start(plan: Plan, folder: Path, world: int) -> subprocess.CompletedProcess[s
     )
 
 
-def start_alone(plan: Plan, folder: Path, world: int) -> list[subprocess.Popen[bytes]]:
-    """The ranks by hand: nothing watches over them and ends the others when one dies."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    return [
-        subprocess.Popen(
-            [interpreter(), str(WORKER), str(folder), json.dumps(plan)],
-            env={**environment(), **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
+def start_faulty(launches: list[Cases], folder: Path) -> dict[str, dict[str, Any]]:
+    """How the ranks of every case ended; nothing ends the others when one does."""
+    command = [interpreter(), "-m", "tests.distributed.fault_worker", str(folder), json.dumps(launches)]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr[-6000:]
+    ended: dict[str, dict[str, Any]] = json.loads((folder / "ended.json").read_text())
+    return ended
 
 
 class Run:

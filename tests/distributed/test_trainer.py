@@ -14,7 +14,7 @@ import torch
 
 from tests.distributed.cases import LAYOUTS
 from tests.distributed.conftest import Runs
-from tests.distributed.processes import Plan, Run, flat, start_alone, train
+from tests.distributed.processes import Cases, Plan, Run, flat, start_faulty, train
 from tests.models import tiny_llama
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -162,38 +162,48 @@ def test_bf16_compute_over_sharded_float32_weights(runs: Runs) -> None:
         assert 1e-3 < entry["perturb/distortion"] < 1.0  # 8 bits of mantissa
 
 
-@pytest.mark.parametrize("layout", ["fsdp2", "zero3"])
-def test_the_others_notice_a_dead_rank_themselves(layout: str, tmp_path: Path) -> None:
+#: What the second of two processes does, and the layouts in which that is tried.
+FAULTS = {"die": ("fsdp2", "zero3"), "fail": ("ddp", "fsdp2", "zero2", "zero3")}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str, Any]], Path]:
+    """How the processes of these runs ended, and where they wrote what they had to say."""
+    folder = tmp_path_factory.mktemp("faults")
+    here = importlib.util.find_spec("deepspeed") is not None
+    launches: list[Cases] = [
+        {f"{kind}/{layout}": {"layout": layout, "world": 2, kind: True, "max_steps": 2}}
+        for kind, layouts in FAULTS.items()
+        for layout in layouts
+        if here or not layout.startswith("zero")
+    ]
+    return start_faulty(launches, folder), folder
+
+
+@pytest.mark.parametrize("layout", FAULTS["die"])
+def test_the_others_notice_a_dead_rank_themselves(layout: str, ended: tuple[dict[str, dict[str, Any]], Path]) -> None:
     """Without a launcher that would end them: an error within the time limit, not a hang."""
     if layout.startswith("zero"):
         pytest.importorskip("deepspeed")
-    ranks = start_alone({layout: {"die": {"die": True}}}, tmp_path, 2)
-    try:
-        codes: list[Any] = [rank.wait(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes[1] == 3
-    assert codes[0] != 0
+    assert ended[0][f"die/{layout}"]["codes"] == [1, 3]
+
+
+@pytest.mark.parametrize("layout", FAULTS["fail"])
+def test_an_error_of_one_rank_inside_the_perturbed_pass_ends_the_others(
+    layout: str, ended: tuple[dict[str, dict[str, Any]], Path]
+) -> None:
+    """Restoring the weights must not wait for processes that are somewhere else."""
+    if layout.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    assert ended[0][f"fail/{layout}"]["codes"] == [1, 1]
+    said = (ended[1] / "fail" / layout / "rank1.txt").read_text()
+    assert said.count("Traceback") == 1
+    assert said.rstrip().endswith("RuntimeError: out of memory")
 
 
 def test_unlike_devices_do_not_drift_apart(runs: Runs) -> None:
     """One process computes other scalars: the first one's count everywhere (the worker compares the replicas)."""
     assert torch.equal(runs("ddp")["unlike"].vector, runs("ddp")["plain"].vector)
-
-
-@pytest.mark.parametrize("layout", ["fsdp2", "zero2", "zero3"])
-def test_an_error_of_one_rank_inside_the_perturbed_pass_ends_the_others(layout: str, tmp_path: Path) -> None:
-    """Restoring the weights must not wait for processes that are somewhere else."""
-    if layout.startswith("zero"):
-        pytest.importorskip("deepspeed")
-    ranks = start_alone({layout: {"fail": {"fail": True, "max_steps": 2}}}, tmp_path, 2)
-    try:
-        codes = [rank.wait(timeout=90) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert all(code != 0 for code in codes)
 
 
 def test_offload_is_refused_at_construction() -> None:
