@@ -11,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -86,8 +87,7 @@ def write(folder: Path, weights: dict[str, torch.Tensor], **found: Any) -> None:
         dist.barrier()
 
 
-@contextlib.contextmanager
-def faulty(fault: str | None, where: str | None, trainer: Any) -> Any:
+def faulty(fault: str | None, where: str | None, trainer: Any) -> contextlib.AbstractContextManager[Any]:
     """The second rank meets a fault when the given pass of the second step begins."""
     passed = StepEngine._pass
 
@@ -101,9 +101,9 @@ def faulty(fault: str | None, where: str | None, trainer: Any) -> Any:
                 time.sleep(1.0)
         return passed(engine, name, closures)
 
-    if fault is not None and int(os.environ.get("RANK", "0")) == 1:
-        StepEngine._pass = hindered  # type: ignore[method-assign]
-    yield
+    if fault is None or os.environ.get("RANK") != "1":
+        return contextlib.nullcontext()
+    return mock.patch.object(StepEngine, "_pass", hindered)
 
 
 def arguments(case: dict[str, Any], folder: Path, world: int) -> dict[str, Any]:

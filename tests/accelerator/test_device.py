@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
+from tests.accelerator.device import missing
 from tests.accelerator.results import Results
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -57,3 +61,9 @@ def test_it_counts_what_happens(action: str, events: int, size: int, results: Re
 @pytest.mark.parametrize("action", ["double", "sum in double"])
 def test_float64_is_counted_also_where_a_reduction_converts_its_input(action: str, results: Results) -> None:
     assert results.found("npu/checks")["counted"][action][1] >= 48  # six numbers
+
+
+def test_without_a_compiler_its_tests_are_skipped_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert missing() == "no g++ and no ninja"
