@@ -68,7 +68,8 @@ def second_moment(group: dict[str, Any]) -> str:
 def preconditioners_of(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> Preconditioners | None:
     """D of the given parameters, from the optimizer's state; None before its first step."""
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    known = [(p, groups[id(p)], optimizer.state[p]) for p in parameters if optimizer.state.get(p)]
+    first = optimizer.param_groups[0]  # DeepSpeed's stage 3 takes parameters out of their groups between steps
+    known = [(p, groups.get(id(p), first), optimizer.state[p]) for p in parameters if optimizer.state.get(p)]
     if not known:
         return None
     if any(second_moment(group) not in state for _, group, state in known):

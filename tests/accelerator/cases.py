@@ -60,6 +60,7 @@ LAYOUTS = ("ddp", "fsdp2", "zero2", "zero3")
 SPREAD: dict[str, dict[str, Any]] = {
     "plain": {},
     "calibrated npo": {"calibrate": "holdout", "forget_loss": "npo"},
+    "bounded by the base": {"forget_until": "base", "forget_margin": 0.2},
 }
 #: What goes wrong on the second of two devices, in which pass of the second step.
 FAULTS: dict[str, dict[str, Any]] = {

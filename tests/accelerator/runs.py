@@ -141,6 +141,7 @@ def train(case: dict[str, Any], folder: Path) -> None:
         eval_dataset=ForgetRetainDataset(samples(4, seed=4), samples(4, seed=5)) if options["evaluate"] else None,
         holdout_dataset=samples(5, seed=3),
         budget_dataset=samples(4, seed=6),
+        base_model=tiny_llama(seed=1),
         peft_config=adapter,
     )
     if trainer.accelerator.num_processes != world:
