@@ -100,7 +100,7 @@ class Measuring(Base):  # type: ignore[misc]
 
     def _nll_of(self, dataset: Any) -> float:
         """Mean answer-token NLL of a data set, each process measuring its share."""
-        return self._mean_nll(batch if own else without_answers(batch) for batch, own in self._shared(dataset))
+        return self._mean_nll(self._counted_once(dataset))
 
     def _forget_nll(self, losses: Mapping[str, float]) -> float:
         """The forget loss on the scale of the target: mean answer-token NLL."""
@@ -132,6 +132,10 @@ class Measuring(Base):  # type: ignore[misc]
     def _shared(self, dataset: Any) -> Iterator[tuple[Mapping[str, Any], bool]]:
         """The batches of a data set that this process measures; not its own are those that only keep it busy."""
         return ((self._batch(dataset, rows), own) for rows, own in self._ranks().share(self._rows(dataset)))
+
+    def _counted_once(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
+        """The same, without answers where another process counts them."""
+        return (batch if own else without_answers(batch) for batch, own in self._shared(dataset))
 
     def compute_references(self, model: nn.Module) -> None:
         """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""
@@ -165,9 +169,10 @@ class Measuring(Base):  # type: ignore[misc]
         assert self._bound is not None
         model, found = self.model_wrapped, [(0.0, 0.0)]
         with torch.no_grad(), evaluating(model):
-            for batch in self._forget_batches():
+            for batch, own in self._shared(self.train_dataset):
                 with self.compute_loss_context_manager():
-                    found.append(self._bound.depth.distance(logits_of(model, batch), batch))
+                    measured = self._bound.depth.distance(logits_of(model, batch["forget"]), batch["forget"])
+                found += [measured] if own else []
         total = torch.tensor(found, dtype=torch.float64).sum(0)
         distance, count = self.mean_over_ranks(total).tolist()
         return float(distance / count) if count else 0.0
@@ -184,7 +189,8 @@ class Measuring(Base):  # type: ignore[misc]
             samples = getattr(self.train_dataset, "retain", None)
         loss, model = self.window_loss("retain"), self.model_wrapped
         with evaluating(model):
-            step.store([loss.closures(model, list(self._batches(p)), "retain") for p in parts_of(samples, count)])
+            parts = (list(self._counted_once(part)) for part in parts_of(samples, count))
+            step.store([loss.closures(model, batches, "retain") for batches in parts])
 
     def write_memory(self, path: str | Path) -> None:
         """Store the retain gradients at the weights as they are, and write them to ``path``."""

@@ -16,6 +16,8 @@ BASED = {"forget_until": "base", "base": True, "max_steps": 2}
 BUDGET = {"budget": 1e-9, "budget_every": 2, "budget_tries": 5, "learning_rate": 0.05}
 #: Soon beyond the targets, so that the last weights are not the closest.
 BEST = {"method": "graddiff", "forget_until": 4.3, "forget_margin": 0.01, "keep_best": "depth", "budget_every": 1}
+#: Of forty retain samples three batches of a part are counted by two processes, one of them twice.
+STORED = {"method": "forget_only", "directions": 3}
 SAVING = {"save_strategy": "steps", "save_steps": 2, "forget_loss": "npo"}
 
 EVERYWHERE: Cases = {
@@ -27,6 +29,7 @@ EVERYWHERE: Cases = {
     "bounded": BOUNDED,
     "budget": BUDGET,
     "best": {**BEST, "learning_rate": 0.03},
+    "stored": STORED,
     "uneven": {"uneven": True, "max_steps": 7, "calibrate": "holdout"},
 }
 BESIDES: dict[str, Cases] = {
@@ -56,7 +59,7 @@ HESSIANS: Cases = {mode: {"jacobian": mode} for mode in ("relaxed", "exact", "no
 
 def alone() -> Cases:
     """What one process trains for comparison."""
-    names = ("plain", "calibrated", "bounded", "best")
+    names = ("plain", "calibrated", "bounded", "best", "stored")
     return {**{name: EVERYWHERE[name] for name in names}, "lora": ADAPTER, "based": BASED, **PER_SAMPLE, **HESSIANS}
 
 

@@ -135,6 +135,11 @@ def test_every_layout_ends_with_the_closest_weights(layout: str, runs: Runs) -> 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_stores_the_gradients_of_one_process(layout: str, runs: Runs) -> None:
+    assert difference(runs(layout)["stored"], runs("local")["stored"]) < 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_calibration_and_uneven_data_agree_on_every_collective(layout: str, runs: Runs) -> None:
     """37 samples do not divide by 2 ranks × 2 × 2; an epoch's last window is shorter."""
     logs = runs(layout)["uneven"].logs
