@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -12,6 +13,16 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _frozen_imports() -> None:
+    """accelerate collects garbage at every start: not among all that was imported."""
+    import peft  # noqa: F401
+    from transformers import LlamaForCausalLM, Trainer  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

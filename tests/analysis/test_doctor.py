@@ -23,6 +23,7 @@ from rosu_llm.recipes.settings import build
 from tests.conftest import ROOT
 from tests.distributed.processes import environment
 from tests.models import tiny_llama
+from tests.preloaded import interpreter
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -54,6 +55,7 @@ def test_broken_layouts_are_found_and_the_others_tried_nevertheless(
 ) -> None:
     """A wrong result and an error of one process; new processes try what comes after it."""
     break_with(monkeypatch, {"ddp": "unaveraged", "fsdp2": "raises"})
+    monkeypatch.setattr(sys, "executable", interpreter())
     assert main(["doctor", "--layouts", "ddp", "fsdp2", "zero3", "--out", str(tmp_path / "out")]) == 1
     shown = capsys.readouterr().out
     document = json.loads((tmp_path / "out" / "doctor.json").read_text())
@@ -97,7 +99,12 @@ def test_no_process_outlives_the_command(kind: signal.Signals, tmp_path: Path) -
     )
     command = [sys.executable, "-c", code, str(BROKEN), str(tmp_path / "work")]
     surroundings = {**environment(), "BROKEN": json.dumps({"local": "sleeps"})}
-    started = subprocess.Popen(command, env=surroundings, stderr=subprocess.DEVNULL)
+    started = subprocess.Popen(
+        command,
+        env=surroundings,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in what a shell put aside
+    )
     try:
         files = [tmp_path / f"pids{rank}" for rank in range(2)]
         end = time.monotonic() + 60

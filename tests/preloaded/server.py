@@ -6,6 +6,7 @@ Ends when its standard input does, that is, with the process that started it.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -28,6 +29,8 @@ def preload() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, Trainer  # noqa: F401
 
     assert torch.distributed.run, transformers
+    gc.collect()
+    gc.freeze()  # accelerate collects garbage at every start: not among all that was imported
 
 
 def serve(folder: Path, interpreter: str) -> None:
@@ -50,7 +53,7 @@ def serve(folder: Path, interpreter: str) -> None:
         for key, _ in chosen.select():
             if key.fileobj == 0:
                 for child in children:
-                    os.kill(child, signal.SIGKILL)
+                    _end(child)
                 return
             if key.fileobj == wake:
                 os.read(wake, 4096)
@@ -61,8 +64,15 @@ def serve(folder: Path, interpreter: str) -> None:
                 children[child] = line
                 chosen.register(line, selectors.EVENT_READ, child)
             elif key.data in children:  # the client is gone, for it says nothing more
-                os.kill(key.data, signal.SIGKILL)
+                _end(key.data)
                 chosen.unregister(key.fileobj)
+
+
+def _end(child: int) -> None:
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:  # it has no group of its own yet
+        os.kill(child, signal.SIGKILL)
 
 
 def _report_ended(children: dict[int, socket.socket], chosen: selectors.BaseSelector) -> None:
@@ -101,6 +111,7 @@ def _fork(line: socket.socket, interpreter: str) -> int:
 def become(call: dict[str, Any], streams: list[int], interpreter: str) -> None:
     """Be the interpreter that was called, and end as it would."""
     signal.set_wakeup_fd(-1)
+    os.setsid()  # whatever it starts ends with it
     for number in (signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
     for place, stream in enumerate(streams):
