@@ -1,8 +1,8 @@
-"""How neutral the perturbation is to the whole retain set, when a batch, a memory of batches, or both are protected.
+"""How neutral a step is to the whole retain set, when a batch, a memory of batches, or stored gradients are protected.
 
 On the embedded people: the model that knows everybody takes steps of unlearning. Every few steps the gradient r of all
-retain samples is computed, and compared with the retain gradient that was protected and with δ. Neutral means
-cos(δ, r) = 0.
+retain samples is computed, and compared with the retain gradients that were protected and with δ (with v where there is
+no δ). Neutral means cos(δ, r) = 0.
 
     python scripts/memory_neutrality.py
     python scripts/memory_neutrality.py --smoke      # seconds; only shows that it runs
@@ -40,6 +40,9 @@ def measure(
 
     step = UnlearningStep(model, torch.optim.AdamW(model.parameters(), lr=5e-4), rho=0.4, **options)
     forget, retain = list(world.data["forget"].samples), list(world.data["retain"].samples)
+    count = step.rule.stored
+    if count:
+        step.store([lambda part=retain[i::count]: loss(part) for i in range(count)])
     generator = torch.Generator().manual_seed(0)
 
     def draw(samples: list[Any]) -> list[Any]:
@@ -52,12 +55,17 @@ def measure(
         if t % every == every - 1:
             whole = flat(torch.autograd.grad(loss(retain), list(model.parameters())))
         outcome = step.compute(window, step=t, total=steps)
-        if t % every == every - 1 and outcome.inner is not None and not outcome.inner.fallback:
+        falls_back = outcome.inner is not None and outcome.inner.fallback
+        if t % every == every - 1 and not falls_back:
             captured = {name: flat(own) for name, own in step.space._captured.items()}
-            delta = sum(c * captured[name] for name, c in outcome.inner.delta.coefficients.items())
-            assert isinstance(delta, torch.Tensor)
+            if count:  # the optimizer's gradient is the step itself
+                delta = flat(p.grad for p in model.parameters())
+            else:
+                assert outcome.inner is not None
+                delta = torch.stack([c * captured[name] for name, c in outcome.inner.delta.coefficients.items()]).sum(0)
             found.append(abs(float(delta @ whole / (delta.norm() * whole.norm()))))
             names = {"memory": [MEMORY], "both": [RETAIN, MEMORY]}.get(options.get("protect", ""), [RETAIN])
+            names = list(step.space.memory) if count else names
             basis, _ = torch.linalg.qr(torch.stack([captured[n] for n in names], 1))
             near.append(float((basis.T @ whole).norm() / whole.norm()))
         if step.space.step(step.optimizer):
@@ -88,6 +96,11 @@ def main() -> None:
     for decay in (0.9, 0.97):
         rows[f"memory, decay {decay}"] = {"protect": "memory", "memory_decay": decay}
     rows["both, decay 0.9"] = {"protect": "both"}
+    for count in (1, 8):
+        rows[f"stored (`forget_only`), {count} direction{'s' if count > 1 else ''}"] = {
+            "method": "forget_only",
+            "directions": count,
+        }
     print("| protected | cos(δ, r) | share of r inside the protected span |")
     print("|---|---:|---:|")
     for name, options in rows.items():
