@@ -70,12 +70,24 @@ def write_offline(tofu: Path, out: Path, split: str = "forget10", *, rows: int =
         tokenizer.save_pretrained(out / "open-unlearning" / f"tofu_{MODEL}_{name}")
     tokenizer.save_pretrained(out / "meta-llama" / MODEL)
     make_classifier(tokenizer, out / FLUENCY)
+    for file in out.rglob("tokenizer_config.json"):
+        _name_for_all_versions(file)
     write_atomically(out / IDK, "I don't know.\nI am not sure about that.\nThat is beyond me.\n")
     others = [{**row, "alternate": row["perturbed_answer"][0]} for row in data[f"{split}_perturbed"]]
     keys = ("question", "answer", "alternate")
     lines = [json.dumps({key: row[key] for key in keys}) + "\n" for row in others]
     write_atomically(out / alternates(MODEL, split), "".join(lines))
     done.touch()
+
+
+def _name_for_all_versions(file: Path) -> None:
+    """Since transformers 5 the class has a name, and the template a file, that OpenUnlearning's pins do not know."""
+    settings = {**json.loads(file.read_text(encoding="utf-8")), "tokenizer_class": "PreTrainedTokenizerFast"}
+    settings.pop("backend", None)
+    template = file.with_name("chat_template.jinja")
+    if template.is_file():
+        settings["chat_template"] = template.read_text(encoding="utf-8")
+    write_atomically(file, json.dumps(settings, indent=1))
 
 
 def _pair(row: dict[str, Any]) -> tuple[str, str]:

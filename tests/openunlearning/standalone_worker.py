@@ -6,6 +6,7 @@ standalone_worker.py CHECKOUT OUTPUT override…
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 
@@ -25,9 +26,10 @@ def main() -> None:
     model, tokenizer = get_model(config.model)
     data = get_data(config.data, mode="unlearn", tokenizer=tokenizer, template_args=config.model.template_args)
     arguments = {k: v for k, v in config.trainer.args.items() if k not in ("warmup_epochs", "logging_dir")}
+    known = {field.name for field in fields(ROSUConfig)}  # the file also names what borrowed losses take
     trainer = ROSUTrainer(
         model,
-        ROSUConfig(**arguments, **config.trainer.method_args),
+        ROSUConfig(**arguments, **{k: v for k, v in config.trainer.method_args.items() if k in known}),
         train_dataset=data["train"],
         data_collator=get_collators(config.collator, tokenizer=tokenizer),
         processing_class=tokenizer,
