@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from ..errors import ConfigError, DataError, unknown
-from ..training.presets import PRESETS
+from ..training.presets import BOUND, PRESETS
 from .ablate.cells import Selector, plan, run_cells, selector
 from .ablate.grid import Grid, Variant
 from .attempt import AttemptObserver, Figures, Record, Task
@@ -39,9 +39,7 @@ class Contestant:
     knobs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-_ROSU = {name: value for name, value in PRESETS["recommended"].items() if not name.startswith("forget_")}
-#: How deep the recommended preset forgets: what turns any method into its bounded form.
-BOUND = {name: value for name, value in PRESETS["recommended"].items() if name.startswith("forget_")}
+_ROSU = {name: value for name, value in PRESETS["recommended"].items() if name not in BOUND}
 _PULL = {"rho": (*_RADII, "auto"), "kappa": (0.25, 0.5, 1.0)}
 _WEIGHT = {"retain_weight": (1.0, 2.0, 5.0)}
 

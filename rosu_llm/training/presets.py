@@ -32,3 +32,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "forget_draw": False,
     },
 }
+
+#: How deep the recommended preset forgets: what turns any method into its bounded form.
+BOUND: Mapping[str, Any] = {name: value for name, value in PRESETS["recommended"].items() if name.startswith("forget_")}

@@ -23,14 +23,12 @@ from ... import __version__
 from ...errors import ConfigError, DataError
 from ...recipes.prepare import Loaded, assemble
 from ...recipes.settings import WITHOUT_OUTPUT, RunArguments, build
-from ...training.presets import PRESETS
+from ...training.presets import BOUND, PRESETS
 from ..ablate.cells import Selector, plan, run_cells, selector
 from ..ablate.grid import Grid, Variant
 from ..attempt import ANSWER_COLUMNS, AttemptObserver, Record, Started, Steps, cell_key
 from .world import Size, World, answers, build_world, learn, measure, small_llama
 
-#: How deep the recommended preset forgets, for other methods too.
-BOUND = {name: value for name, value in PRESETS["recommended"].items() if name.startswith("forget_")}
 #: Row name → settings that differ from those all have in common, learning rate and length among them.
 CONTENDERS: dict[str, dict[str, Any]] = {
     "rosu_recommended": dict(PRESETS["recommended"]),
