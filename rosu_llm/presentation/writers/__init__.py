@@ -79,11 +79,13 @@ def rich_table(table: Table) -> Any:
 
     result = RichTable(title=table.caption or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading, numeric in zip(table.headings, table.numeric, strict=True):
-        result.add_column(heading, justify="right" if numeric else "left", no_wrap=heading == table.heading)
+        # A figure that is cut off is wrong: headings stand in several lines, and labels give way.
+        text = heading.replace(" ", "\n") if numeric else heading
+        result.add_column(text, justify="right" if numeric else "left", no_wrap=numeric)
     for at, (row, texts) in enumerate(zip(table.rows, table.lines(), strict=True)):
         last = row.reference and (at + 1 == len(table.rows) or not table.rows[at + 1].reference)
         result.add_row(
-            *(escape(text.replace(" ± ", " ±")) for text in texts),
+            *(escape(text.replace(" ± ", "\n±")) for text in texts),
             end_section=last,
             style="dim" if row.reference else None,
         )
