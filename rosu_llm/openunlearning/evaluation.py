@@ -7,6 +7,7 @@ runs them here on its copy while the others wait, and broadcasts the result or t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
@@ -79,10 +80,14 @@ class MainProcessEvaluation(Base):  # type: ignore[misc]
             except Exception as caught:
                 error, outcome[1] = caught, f"{type(caught).__name__}: {caught}"
         torch.distributed.broadcast_object_list(outcome, src=0, group=self._waiting_group)
-        if error is not None:
-            raise error
         if outcome[1] is not None:
-            raise RuntimeError(f"The evaluation failed on the main process: {outcome[1]}")
+            reason = f"The evaluation failed on the main process: {outcome[1]}"
+            if error is None:
+                logger.error(reason)
+            # A launcher ends the others as soon as one has left: none leaves before all have told the reason.
+            with contextlib.suppress(RuntimeError):
+                torch.distributed.barrier(group=self._waiting_group)
+            raise error or RuntimeError(reason)
         result: dict[str, float] = outcome[0]
         return result
 
