@@ -6,6 +6,7 @@ Ends when its standard input does, that is, with the process that started it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -60,9 +61,16 @@ def serve(folder: Path, interpreter: str) -> None:
                 _report_ended(children, chosen)
             elif key.fileobj is door:
                 line, _ = door.accept()
-                child = _fork(line, interpreter)
+                try:
+                    call = _asked(line)
+                except (OSError, struct.error):  # the client was killed before it had said what it wants
+                    line.close()
+                    continue
+                child = _fork(*call, interpreter)
                 children[child] = line
                 chosen.register(line, selectors.EVENT_READ, child)
+                with contextlib.suppress(OSError):  # killed since: the selector says so next
+                    line.sendall(struct.pack("<q", child))
             elif key.data in children:  # the client is gone, for it says nothing more
                 _end(key.data)
                 chosen.unregister(key.fileobj)
@@ -71,8 +79,9 @@ def serve(folder: Path, interpreter: str) -> None:
 def _end(child: int) -> None:
     try:
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:  # it has no group of its own yet
-        os.kill(child, signal.SIGKILL)
+    except ProcessLookupError:  # it has no group of its own yet, or has ended
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 def _report_ended(children: dict[int, socket.socket], chosen: selectors.BaseSelector) -> None:
@@ -90,12 +99,20 @@ def _report_ended(children: dict[int, socket.socket], chosen: selectors.BaseSele
         line.close()
 
 
-def _fork(line: socket.socket, interpreter: str) -> int:
+def _asked(line: socket.socket) -> tuple[bytes, list[int]]:
+    """What a client wants to be run, and its streams."""
     head, streams, _, _ = socket.recv_fds(line, 8, 3)
     (size,) = struct.unpack("<Q", head)
     text = b""
     while len(text) < size:
-        text += line.recv(size - len(text))
+        part = line.recv(size - len(text))
+        if not part:
+            raise OSError("the client is gone")
+        text += part
+    return text, streams
+
+
+def _fork(text: bytes, streams: list[int], interpreter: str) -> int:
     child = os.fork()
     if child == 0:
         try:
@@ -104,7 +121,6 @@ def _fork(line: socket.socket, interpreter: str) -> int:
             os._exit(1)
     for stream in streams:
         os.close(stream)
-    line.sendall(struct.pack("<q", child))
     return child
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,6 +62,15 @@ def test_signals_arrive_and_nothing_outlives_a_killed_stand_in(tmp_path: Path) -
                 break
             time.sleep(0.02)
         assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_client_that_says_nothing_does_no_harm() -> None:
+    """Killed after it has connected, or in the middle of its call."""
+    for said in (b"", b"\x01", b"\xff" + bytes(7) + b"{"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.connect(str(Path(interpreter()).parent / "socket"))
+            line.sendall(said)
+    assert subprocess.run([interpreter(), "-c", "print(1)"], capture_output=True, check=True).stdout == b"1\n"
 
 
 def test_what_is_read_on_import_is_left_to_the_real_one() -> None:
