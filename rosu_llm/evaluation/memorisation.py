@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..data.pairing import ForgetRetainCollator
 from ..errors import DataError
-from ..losses import answer_mask, logits_of, token_nll
-from ..losses.language import IGNORE
+from ..losses import answer_mask, answer_values
+from ..losses.language import IGNORE, nll_of
 from ..losses.reference import evaluating
 
 
@@ -58,17 +58,19 @@ def score(model: nn.Module, samples: Samples, *, pad_token_id: int = 0, batch_si
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             batch = {k: v.to(device) for k, v in collate([samples[i] for i in rows]).items()}
-            logits, labels = logits_of(model, batch), batch["labels"]
-            mask = answer_mask(labels)
-            count = mask.sum(-1)
+            count = answer_mask(batch["labels"]).sum(-1)
             if not bool(count.all()):
                 raise DataError("A sample has no answer token (every label is -100): it cannot be scored.")
-            nll[rows] = (token_nll(logits, labels).sum(-1) / count).float().cpu()
-            hits = (logits[:, :-1].argmax(-1) == labels[:, 1:]) & mask
+            losses, hits = answer_values(model, batch, _loss_and_hit)
+            nll[rows] = (losses.sum(-1) / count).float().cpu()
             match[rows] = (hits.sum(-1) / count).float().cpu()
     finally:
         model.train(training)
     return Scores(nll, match)
+
+
+def _loss_and_hit(logits: Tensor, tokens: Tensor, at: slice) -> Tensor:
+    return torch.stack([nll_of(logits, tokens, at), (logits.argmax(-1) == tokens).to(logits)], 1)
 
 
 @torch.no_grad()

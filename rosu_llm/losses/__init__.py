@@ -1,7 +1,7 @@
 """Losses as plain functions in a registry."""
 
 from . import language
-from .language import COUNT, answer_mask, logits_of, sequence_logprobs, token_nll
+from .language import COUNT, answer_mask, answer_nll, answer_values, logits_of, sequence_logprobs, token_nll
 from .reference import ReferenceLogProbs, ReferenceModel
 from .registry import LOSSES, LossContext, LossSpec, get_loss, register_loss
 
@@ -13,6 +13,8 @@ __all__ = [
     "ReferenceLogProbs",
     "ReferenceModel",
     "answer_mask",
+    "answer_nll",
+    "answer_values",
     "get_loss",
     "language",
     "logits_of",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from .answers import wide
 from .language import answer_mask, token_nll
 from .registry import Batch
 
@@ -23,9 +24,9 @@ from .registry import Batch
 Targets = Callable[[Batch], Tensor]
 
 
-def sample_nll(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean −log p of each row's answer tokens."""
-    return token_nll(logits, labels).sum(-1) / answer_mask(labels).sum(-1).clamp(min=1)
+def sample_nll(levels: Tensor, labels: Tensor) -> Tensor:
+    """Mean −log p of each row's answer tokens, from those of all of them."""
+    return levels.sum(-1) / answer_mask(labels).sum(-1).clamp(min=1)
 
 
 class Depth:
@@ -40,39 +41,43 @@ class Depth:
         self._targets, self._margin = targets, margin
         #: The mean weight of the first step with any, which a resumed run must know.
         self.start: float | None = None
-        self._seen = torch.zeros(5, dtype=torch.float64)
+        self._seen: list[Tensor] = []  # on their device until they are read
 
     def gate(self, batch: Batch) -> Gate:
         """The weights of one batch, for all passes of a step."""
         return Gate(self, batch)
 
     @torch.no_grad()
-    def weigh(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The weight of every row or position, and a note of it for the logs."""
-        targets, now, counted = self._levels(logits, batch)
+    def weigh(self, levels: Tensor, batch: Batch) -> Tensor:
+        """The weight of every row or position, from −log p of every answer token; noted for the logs."""
+        targets, now, counted = self._compared(levels, batch)
         weights = ((targets - now) / self._margin).clamp(0.0, 1.0) * counted
         found = (counted, weights, counted & (weights == 0.0), targets * counted, now * counted)
-        self._seen += torch.stack([part.double().sum() for part in found]).cpu()
+        self._seen.append(torch.stack([part.sum(dtype=_sum_dtype(now)) for part in found]))
         return weights
 
     @torch.no_grad()
-    def distance(self, logits: Tensor, batch: Batch) -> tuple[float, float]:
+    def distance(self, levels: Tensor, batch: Batch) -> tuple[float, float]:
         """Σ |T − ℓ| over the rows or positions that count, and their number."""
-        targets, now, counted = self._levels(logits, batch)
-        return float(((targets - now).abs() * counted).double().sum()), float(counted.sum())
+        targets, now, counted = self._compared(levels, batch)
+        return float(((targets - now).abs() * counted).sum(dtype=_sum_dtype(now))), float(counted.sum())
 
-    def _levels(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def _compared(self, levels: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """T, ℓ and whether they count, for every row or position."""
         mask = answer_mask(batch["labels"])
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        targets = self._targets(batch).to(wide)
+        targets = self._targets(batch).to(levels)
         if targets.dim() == 1:
-            return targets, sample_nll(wide, batch["labels"]), mask.any(-1)
-        return targets, token_nll(wide, batch["labels"]), mask
+            return targets, sample_nll(levels, batch["labels"]), mask.any(-1)
+        return targets, levels, mask
+
+    def _totals(self) -> Tensor:
+        if not self._seen:
+            return torch.zeros(5, dtype=torch.float64)
+        return torch.stack(self._seen).cpu().double().sum(0)
 
     def remaining(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> float:
         """How much is left to forget: the mean weight of this step's batches over that of the first that had any."""
-        count, weight = mean_over_ranks(self._seen[:2]).tolist()
+        count, weight = mean_over_ranks(self._totals()[:2]).tolist()
         mean = float(weight / count) if count else 0.0
         if mean == 0.0:
             return 0.0
@@ -82,12 +87,16 @@ class Depth:
 
     def logs(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Means over what was weighed since the last call, over all processes."""
-        count, weight, reached, target, loss = mean_over_ranks(self._seen).tolist()
-        self._seen = torch.zeros(5, dtype=torch.float64)
+        count, weight, reached, target, loss = mean_over_ranks(self._totals()).tolist()
+        self._seen = []
         if not count:
             return {}
         means = {"remaining": weight, "reached": reached, "target": target, "loss": loss}
         return {f"depth/{name}": value / count for name, value in means.items()}
+
+
+def _sum_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 class Gate:
@@ -96,6 +105,11 @@ class Gate:
     def __init__(self, depth: Depth, batch: Batch) -> None:
         self._depth, self._batch = depth, batch
         self._weights: Tensor | None = None
+        self._answering = False
+
+    def covers(self, batch: Batch) -> bool:
+        """Whether these are its rows, and not alternate answers, say."""
+        return batch["input_ids"] is self._batch["input_ids"]
 
     @contextlib.contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
@@ -107,27 +121,47 @@ class Gate:
             handle.remove()
         if self._weights is None:
             raise ConfigError(
-                "forget_until bounds losses that call model(input_ids=batch['input_ids'], …) and read .logits; this "
-                "forget_loss did not. Set forget_until='off', or change the loss."
+                "forget_until bounds losses that call answer_nll(model, batch, context), or model(input_ids="
+                "batch['input_ids'], …) and read .logits; this forget_loss did not. Set forget_until='off', or change "
+                "the loss."
             )
 
-    def _after(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-        if named.get("input_ids") is not self._batch["input_ids"]:
-            return  # other rows, such as alternate answers
-        logits: Tensor = output.logits
-        if self._weights is None:
-            self._weights = self._depth.weigh(logits.detach(), self._batch)
-        weights = self._weights
-        if weights.dim() == 1:
-            weights = weights[:, None]
-        else:  # the last position predicts nothing
-            weights = torch.nn.functional.pad(weights, (0, logits.shape[1] - weights.shape[1]))
-        if not logits.requires_grad:
-            return
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Inside, a forward is for somebody who calls :meth:`weigh` with what comes of it."""
+        self._answering = True
+        try:
+            yield
+        finally:
+            self._answering = False
 
-        def weigh(gradient: Tensor) -> Tensor:
+    def weigh(self, values: Tensor, levels: Tensor, positions: tuple[Tensor, Tensor] | None = None) -> None:
+        """Weigh the gradient of ``values``: numbers per answer token, at ``positions``, or of every row and position.
+
+        ``levels`` holds −log p of every answer token, shape [batch, length − 1].
+        """
+        if self._weights is None:
+            self._weights = self._depth.weigh(levels.detach(), self._batch)
+        if not values.requires_grad:
+            return
+        weights = self._weights if self._weights.dim() > 1 else self._weights[:, None].expand(levels.shape)
+        if positions is not None:
+            weights = weights[positions]
+        elif weights.shape[1] < values.shape[1]:  # the last position predicts nothing
+            weights = torch.nn.functional.pad(weights, (0, values.shape[1] - weights.shape[1]))
+
+        def weighed(gradient: Tensor) -> Tensor:
             # Once: a Hessian product sends second derivatives the same way, and those are of the loss, not of w.
             handle.remove()
             return gradient * weights[..., None].to(gradient.dtype)
 
-        handle = logits.register_hook(weigh)
+        handle = values.register_hook(weighed)
+
+    def _after(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        """For losses that read the logits themselves."""
+        if self._answering or named.get("input_ids") is not self._batch["input_ids"]:
+            return
+        logits: Tensor = output.logits
+        with torch.no_grad():
+            levels = token_nll(wide(logits), self._batch["labels"])
+        self.weigh(logits, levels)

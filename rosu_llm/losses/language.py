@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from .answers import TokenNLL, at_positions, unwrapped, wide
 from .registry import Batch, LossContext, register_loss
 
 IGNORE = -100
@@ -18,24 +21,24 @@ IGNORE = -100
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "inputs_embeds")
 
 
+#: The key under which a batch may hold the :class:`Positions` of its answer tokens, for whoever knows them already.
+POSITIONS = "answer_positions"
+
+
+class Positions(NamedTuple):
+    """Where a batch predicts answer tokens, on its device; how many, and in how many sequences."""
+
+    rows: Tensor
+    columns: Tensor
+    tokens: int
+    sequences: int
+
+
 def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """What of a batch the model's forward takes; labels stay out so that it computes no loss of its own."""
-    kind: Any = type(_unwrapped(model))
+    kind: Any = type(unwrapped(model))
     taken = _taken(kind)
     return {name: value for name, value in batch.items() if name in taken}
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model inside DDP, DeepSpeed's engine, torch.compile and PEFT, whose own forward takes anything."""
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif hasattr(model, "get_base_model"):
-            model = model.get_base_model()
-        elif type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
-            model = model.module
-        else:
-            return model
 
 
 @lru_cache(maxsize=64)
@@ -47,8 +50,7 @@ def _taken(kind: Any) -> frozenset[str]:
 
 def logits_of(model: nn.Module, batch: Batch) -> Tensor:
     """Logits in at least float32."""
-    logits: Tensor = model(**model_inputs(model, batch)).logits
-    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    return wide(model(**model_inputs(model, batch)).logits)
 
 
 def answer_mask(labels: Tensor) -> Tensor:
@@ -58,11 +60,13 @@ def answer_mask(labels: Tensor) -> Tensor:
 
 def count_tokens(batch: Batch) -> Tensor:
     """Number of answer tokens."""
-    return answer_mask(batch["labels"]).sum()
+    return torch.tensor(batch[POSITIONS].tokens) if POSITIONS in batch else answer_mask(batch["labels"]).sum()
 
 
 def count_sequences(batch: Batch) -> Tensor:
     """Number of sequences with at least one answer token."""
+    if POSITIONS in batch:
+        return torch.tensor(batch[POSITIONS].sequences)
     return answer_mask(batch["labels"]).any(-1).sum()
 
 
@@ -104,25 +108,94 @@ def sequence_logprobs(logits: Tensor, labels: Tensor) -> Tensor:
     return -token_nll(logits, labels).sum(-1)
 
 
+def answer_positions(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the positions that predict an answer token; without :data:`POSITIONS` the host waits."""
+    if POSITIONS in batch:
+        return batch[POSITIONS].rows, batch[POSITIONS].columns
+    rows, columns = answer_mask(batch["labels"]).nonzero(as_tuple=True)
+    return rows, columns
+
+
+#: Numbers per answer token from their logits, the tokens, and which of all answer tokens of the batch they are.
+TokenReduction = Callable[[Tensor, Tensor, slice], Tensor]
+
+
+def answer_values(
+    model: nn.Module, batch: Batch, reduce: TokenReduction, context: LossContext | None = None
+) -> tuple[Tensor, ...]:
+    """For each number that ``reduce`` gives per answer token a matrix of shape [batch, length − 1], zero elsewhere.
+
+    The logits of other positions are not computed (:mod:`rosu_llm.losses.answers`). With a ``context`` whose samples
+    are bounded (``forget_until``) the gradients are weighted.
+    """
+    labels, (rows, columns) = batch["labels"], answer_positions(batch)
+    tokens = labels[rows, columns + 1]
+    gate = context.gate if context is not None and context.gate is not None and context.gate.covers(batch) else None
+
+    def with_nll(logits: Tensor, at: slice) -> Tensor:
+        values = reduce(logits, tokens[at], at)
+        if gate is None:
+            return values
+        levels = nll_of(logits.detach(), tokens[at], at)
+        return torch.cat([values if values.dim() > 1 else values.unsqueeze(1), levels.unsqueeze(1).to(values)], 1)
+
+    reduction = TokenNLL(tokens) if reduce is nll_of else with_nll
+    with nullcontext() if gate is None else gate.answering():
+        values = at_positions(model, model_inputs(model, batch), rows, columns, reduction)
+    if gate is not None:
+        levels = _spread(values[:, -1].detach(), labels, rows, columns)
+        gate.weigh(values, levels, (rows, columns))
+        values = values if reduce is nll_of else values[:, :-1]
+    return tuple(_spread(column, labels, rows, columns) for column in values.unbind(1))
+
+
+def _spread(values: Tensor, labels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    whole = values.new_zeros(labels.shape[0], labels.shape[1] - 1)
+    return whole.index_put((rows, columns), values)
+
+
+def nll_of(logits: Tensor, tokens: Tensor, at: slice) -> Tensor:
+    """−log p of each token."""
+    return functional.cross_entropy(logits, tokens, reduction="none")
+
+
+def answer_nll(model: nn.Module, batch: Batch, context: LossContext | None = None) -> Tensor:
+    """−log p of every answer token, zero elsewhere; shape [batch, length − 1]."""
+    return answer_values(model, batch, nll_of, context)[0]
+
+
 @register_loss("nll")
 def nll(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Negative log-likelihood of the answer tokens."""
-    return token_nll(logits_of(model, batch), batch["labels"]).sum()
+    return answer_nll(model, batch, context).sum()
 
 
-@register_loss("kl", roles=("retain",), reference="logits")
+@register_loss("kl", roles=("retain",), reference="distributions")
 def kl(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """KL(initial ‖ current) of the next-token distributions at the answer positions.
 
     A retain loss only: at the initial weights its gradient vanishes, so raising it has no direction
     (and lowering it protects nothing until the first step has been taken).
     """
+    initial = _initial_logits(batch, context)
+
+    def divergence(logits: Tensor, tokens: Tensor, at: slice) -> Tensor:
+        reference, current = initial(at).log_softmax(-1), logits.log_softmax(-1)
+        return functional.kl_div(current, reference, reduction="none", log_target=True).sum(-1)
+
+    return answer_values(model, batch, divergence, context)[0].sum()
+
+
+@torch.no_grad()
+def _initial_logits(batch: Batch, context: LossContext) -> Callable[[slice], Tensor]:
+    """The initial model's logits at some of the answer positions: of its hidden states chunk by chunk, or all kept."""
+    kept = context.reference_hidden(batch) if context.reference_hidden is not None else None
+    if kept is not None:
+        hidden, weight, bias = kept
+        return lambda at: wide(functional.linear(hidden[at], weight, bias))
     assert context.reference_logits is not None
-    keep = answer_mask(batch["labels"])
-    current = logits_of(model, batch)[:, :-1][keep].log_softmax(-1)
-    with torch.no_grad():
-        initial = context.reference_logits(batch)[:, :-1][keep].log_softmax(-1)
-    return functional.kl_div(current, initial, reduction="sum", log_target=True)
+    logits = context.reference_logits(batch)[answer_positions(batch)]
+    return lambda at: logits[at]
 
 
 @register_loss("npo", unit="sequence", roles=("forget",), reference="logprobs", npo_beta=0.1)
@@ -131,7 +204,7 @@ def npo(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     assert context.reference_logprobs is not None
     beta = context.options["npo_beta"]
     present = answer_mask(batch["labels"]).any(-1)
-    ratio = sequence_logprobs(logits_of(model, batch), batch["labels"]) - context.reference_logprobs(batch)
+    ratio = -answer_nll(model, batch, context).sum(-1) - context.reference_logprobs(batch)
     return (2.0 / beta) * (functional.logsigmoid(-beta * ratio) * present).sum()
 
 
@@ -140,5 +213,5 @@ def simnpo(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Minus the SimNPO objective: (2/β) Σ log σ(β(ℓ − δ)) with ℓ the mean answer-token NLL of a sequence."""
     beta, delta = context.options["simnpo_beta"], context.options["simnpo_delta"]
     mask = answer_mask(batch["labels"])
-    mean = token_nll(logits_of(model, batch), batch["labels"]).sum(-1) / mask.sum(-1).clamp(min=1)
+    mean = answer_nll(model, batch, context).sum(-1) / mask.sum(-1).clamp(min=1)
     return (2.0 / beta) * (functional.logsigmoid(beta * (mean - delta)) * mask.any(-1)).sum()

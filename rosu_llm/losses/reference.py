@@ -4,7 +4,7 @@ NPO needs one number per sample: log π_ref(answer | question). It is computed o
 step, and travels with the checkpoints, so there is no second model and a resumed run sees the same
 reference. Samples are recognised by content, so any data set and collator will do. KL needs the
 initial model's distributions at every step: with an adapter that is the same model with the adapter
-switched off; otherwise a frozen copy.
+switched off; otherwise hidden states that are kept (:mod:`rosu_llm.training.initial`), or a frozen copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..errors import DataError
-from .language import logits_of, sequence_logprobs
+from .language import IGNORE, answer_nll, logits_of
 from .registry import Batch
 
 Values = TypeVar("Values", bound="SampleValues")
@@ -29,13 +29,18 @@ Values = TypeVar("Values", bound="SampleValues")
 
 def sample_keys(batch: Batch) -> list[str]:
     """One key per row, from its unpadded tokens and labels."""
+    return [key for key, _ in keys_and_answers(batch)]
+
+
+def keys_and_answers(batch: Batch) -> list[tuple[str, int]]:
+    """The key of every row, and how many answer tokens it has."""
     ids, labels = batch["input_ids"], batch["labels"]
     mask = batch["attention_mask"] if "attention_mask" in batch else torch.ones_like(ids)
-    keys = []
+    found = []
     for row in torch.stack([ids, labels, mask.bool()], 1).to(torch.int64).cpu():  # one copy, one wait
         content = row[:2, row[2].bool()].contiguous().numpy().tobytes()
-        keys.append(hashlib.blake2b(content, digest_size=16).hexdigest())
-    return keys
+        found.append((hashlib.blake2b(content, digest_size=16).hexdigest(), int((row[1, 1:] != IGNORE).sum())))
+    return found
 
 
 class SampleValues:
@@ -84,7 +89,7 @@ class ReferenceLogProbs(SampleValues):
         """Fill in every sample of ``batches`` under the weights the model has now, without dropout."""
         with evaluating(model):
             for batch in batches:
-                logprobs = sequence_logprobs(logits_of(model, batch), batch["labels"]).double().tolist()
+                logprobs = (-answer_nll(model, batch).sum(-1)).double().tolist()
                 self.values.update({key: (value,) for key, value in zip(sample_keys(batch), logprobs, strict=True)})
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -103,8 +108,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def _starts_at_zero(model: nn.Module) -> bool:
+def starts_at_zero(model: nn.Module) -> bool:
     """Whether a LoRA adapter adds nothing yet, so that the initial model is the one without it."""
+    if not hasattr(model, "disable_adapter"):
+        return False
     outer = [p for name, p in model.named_parameters() if "lora_B" in name or "lora_embedding_B" in name]
     return bool(outer) and not any(bool(p.detach().any()) for p in outer)
 
@@ -113,7 +120,7 @@ class ReferenceModel:
     """Logits of the initial model: adapters off where they start from nothing, else a frozen copy."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._adapted: Any = model if hasattr(model, "disable_adapter") and _starts_at_zero(model) else None
+        self._adapted: Any = model if starts_at_zero(model) else None
         self._copy: nn.Module | None = None
         #: What is trained beside the adapter (biases, norms) and does not go away with it: parameter, initial value.
         self.beside: list[tuple[nn.Parameter, Tensor]] = [

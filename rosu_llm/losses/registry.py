@@ -18,8 +18,11 @@ from ..errors import ConfigError, unknown
 
 Batch = Mapping[str, Any]
 
+#: Hidden states [positions, hidden size], weight [vocabulary, hidden size] and bias of the output layer.
+InitialAnswers = tuple[Tensor, Tensor, Tensor | None]
+
 UNITS = ("token", "sequence", "position", "place", "row")
-REFERENCES = ("none", "logprobs", "logits", "activations")
+REFERENCES = ("none", "logprobs", "distributions", "logits", "activations")
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,17 @@ class LossContext:
         options: hyper-parameters by name (``npo_beta``, ``simnpo_beta``, ``simnpo_delta``).
         reference_logprobs: sequence log-probabilities of this batch under the initial model.
         reference_logits: function giving the initial model's logits for a batch.
+        reference_hidden: function giving the initial model's last hidden states at the answer positions of a batch,
+            and its output layer's weight and bias; None where ``reference_logits`` is to be asked.
+        gate: weighs the gradients of bounded samples (:class:`~rosu_llm.losses.depth.Gate`).
         representation: what losses of hidden activations need (``representation.losses.RepresentationContext``).
     """
 
     options: Mapping[str, float] = field(default_factory=dict)
     reference_logprobs: Callable[[Batch], Tensor] | None = None
     reference_logits: Callable[[Batch], Tensor] | None = None
+    reference_hidden: Callable[[Batch], InitialAnswers | None] | None = None
+    gate: Any = None
     representation: Any = None
 
 
@@ -51,8 +59,9 @@ class LossSpec:
         unit: what its sum is divided by: ``token`` (answer tokens), ``sequence`` (with an answer), ``position``
             (attended tokens), ``place`` (all tokens, padding too) or ``row`` (all sequences).
         roles: where it makes sense, ``forget`` and/or ``retain``.
-        reference: ``none``, ``logprobs`` (one number per sample, computed up front), ``logits``
-            (needs the initial model at every step) or ``activations`` (of one layer: ``RepresentationTrainer``).
+        reference: ``none``, ``logprobs`` (one number per sample, computed up front), ``distributions`` (at the answer
+            positions; of hidden states computed up front, where samples can be listed), ``logits`` (needs the initial
+            model at every step) or ``activations`` (of one layer: ``RepresentationTrainer``).
         options: names and defaults of its hyper-parameters.
     """
 

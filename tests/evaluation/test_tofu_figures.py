@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from rosu_llm.data.batching import plan_batches
 from rosu_llm.data.chat_format import Encoded
 from rosu_llm.errors import ConfigError, NonFiniteError
-from rosu_llm.evaluation.tofu import token_statistics as statistics
 from rosu_llm.evaluation.tofu.metrics import DERIVED, METRICS, attack_entry, datasets_of, entry, needed
-from rosu_llm.evaluation.tofu.packing import plan_batches
 from rosu_llm.evaluation.tofu.token_statistics import TokenStatistics, token_statistics
 from rosu_llm.experiments.demo.world import small_llama
+from rosu_llm.losses import answers
 
 PAD = 2  # also the end-of-text token, as in Llama 3's tokenizer without padding token
 VOCABULARY = 40
@@ -63,7 +63,7 @@ def naive(model: Any, each: Encoded) -> tuple[list[float], list[bool], list[floa
 
 @pytest.mark.parametrize("chunk", [1, 3 * VOCABULARY, 1 << 25])
 def test_statistics_of_a_ragged_batch(model: Any, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "CHUNK", {"cpu": chunk})
+    monkeypatch.setitem(answers.CHUNK, "cpu", chunk)
     for each, found in zip(SAMPLES, token_statistics(model, SAMPLES, PAD, full=True), strict=True):
         log_prob, hit, z = naive(model, each)
         np.testing.assert_allclose(found.log_prob, log_prob, atol=2e-6)

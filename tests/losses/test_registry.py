@@ -34,7 +34,7 @@ def test_the_shipped_losses_and_their_roles() -> None:
     assert LOSSES["npo"].unit == LOSSES["simnpo"].unit == "sequence"
     assert (LOSSES["npo"].reference, LOSSES["kl"].reference, LOSSES["simnpo"].reference) == (
         "logprobs",
-        "logits",
+        "distributions",
         "none",
     )
 

@@ -1,4 +1,4 @@
-"""Which samples share a batch, and several answers to one question in one row, so that it is read only once.
+"""Several answers to one question in one row, so that it is read only once.
 
 A row holds the tokens with which all samples begin, then the rest of each sample. The attention mask lets each answer
 see the common beginning and itself, and its positions are those it has alone. The numbers equal those of separate rows
@@ -10,34 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...data.chat_format import IGNORE, Encoded
-
-
-def plan_batches(
-    lengths: Sequence[int], *, batch_size: int, batch_tokens: int, order: Sequence[Any] = ()
-) -> list[list[int]]:
-    """Batches of sample numbers, longest first, each of at most ``batch_size`` samples and ``batch_tokens`` tokens.
-
-    Tokens are counted with padding; a sample that is longer than the budget gets a batch of its own. ``order``
-    replaces the length as what samples are sorted by.
-    """
-    keys = order or lengths
-    batches: list[list[int]] = []
-    widest = 0
-    for at in sorted(range(len(lengths)), key=lambda at: keys[at], reverse=True):
-        grown = max(widest, lengths[at])
-        if batches and len(batches[-1]) < batch_size and grown * (len(batches[-1]) + 1) <= batch_tokens:
-            batches[-1].append(at)
-            widest = grown
-        else:
-            batches.append([at])
-            widest = lengths[at]
-    return batches
 
 
 @dataclass(frozen=True)

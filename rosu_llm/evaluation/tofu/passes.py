@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...data.batching import plan_batches
 from ...data.chat_format import IGNORE
 from ...errors import ConfigError
 from ..processes import BatchJob, from_first, run_jobs
@@ -25,7 +26,7 @@ from .metrics import (
     entry,
     score_entry,
 )
-from .packing import packed_length, plan_batches
+from .packing import packed_length
 from .questions import Encoder
 from .summary import FLUENCY
 from .token_statistics import TokenStatistics, may_share, token_statistics

@@ -1,7 +1,7 @@
 """How likely a model finds given answers: one forward pass, reduced on the device to a few numbers per token.
 
-The logits of a batch are samples × length × vocabulary, most of them of the question. Here only positions that predict
-an answer token reach the output layer, and their logits are reduced in float32, chunk by chunk, to
+Only positions that predict an answer token reach the output layer (:mod:`rosu_llm.losses.answers`), and their logits
+are reduced in float32, chunk by chunk, to
 
     log p(token),   whether the token is the first choice,   (log p(token) − μ) / σ
 
@@ -15,9 +15,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,11 +25,9 @@ from torch import Tensor
 
 from ...data.chat_format import Encoded
 from ...errors import NonFiniteError
-from .packing import Packed, pack
+from ...losses.answers import at_positions
+from .packing import pack
 
-#: Logits reduced at once. 128 MB of float32 keep a GPU busy; a CPU is three times as fast if they fit its cache.
-CHUNK = {"cpu": 1 << 20}
-DEFAULT_CHUNK = 1 << 25
 MIN_VARIANCE = 1e-6  # OpenUnlearning's, for equal numbers
 BROKEN = "The model's log-probabilities are not finite: its weights or its precision are broken."
 SHARE = 0.4  # the K of Min-K%
@@ -115,13 +111,12 @@ def token_statistics(
     """
     device = next(model.parameters()).device
     packed = pack(batch, pad, share=share, dtype=model.dtype)
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    with nullcontext() if head is None else head.register_forward_pre_hook(partial(_only_answers, packed)):
-        output = model(**{name: value.to(device) for name, value in packed.inputs.items()}, use_cache=False)
-    logits = output.logits
-    if logits.shape[:2] != (1, len(packed.targets)):
-        logits = logits[packed.rows.to(logits.device), packed.columns.to(logits.device)].unsqueeze(0)
-    reduced = _reduce(logits[0], packed.targets.to(logits.device), full)
+    inputs = {name: value.to(device) for name, value in packed.inputs.items()}
+    rows, columns, targets = (each.to(device) for each in (packed.rows, packed.columns, packed.targets))
+    found = at_positions(
+        model, {**inputs, "use_cache": False}, rows, columns, lambda logits, at: _numbers(logits, targets[at], full)
+    )
+    reduced = _apart(found.cpu().numpy(), full)
     parts: list[list[Any]] = [np.split(values, np.cumsum(packed.counts)[:-1]) for values in reduced]
     if not np.isfinite(reduced[0]).all():
         raise NonFiniteError(BROKEN)
@@ -149,28 +144,21 @@ def may_share(model: Any, answers: Sequence[Encoded], pad: int) -> bool:
     return bool(np.abs(together - apart).mean() < torch.finfo(model.dtype).eps ** 0.5)
 
 
-def _reduce(logits: Tensor, targets: Tensor, full: bool) -> tuple[Numbers, NDArray[np.bool_], Numbers]:
-    log_prob, hit, z = [], [], []
-    rows = max(1, CHUNK.get(logits.device.type, DEFAULT_CHUNK) // logits.shape[-1])
-    for piece, target in zip(logits.split(rows), targets.split(rows), strict=True):
-        logs = torch.log_softmax(piece.float(), -1)
-        chosen = logs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-        log_prob.append(chosen)
-        if full:
-            logs.clamp_(min=LEAST)
-            weighted = logs.exp().mul_(logs)
-            mean = weighted.sum(-1)
-            variance = weighted.mul_(logs).sum(-1) - mean.square()
-            hit.append(logs.argmax(-1) == target)
-            z.append((chosen - mean) / variance.clamp(min=MIN_VARIANCE).sqrt())
-    empty = targets.new_zeros(0)
-    numbers = [torch.cat(values or [empty]).cpu().numpy() for values in (log_prob, hit, z)]
-    return numbers[0].astype(np.float64), numbers[1].astype(np.bool_), numbers[2].astype(np.float64)
+def _numbers(logits: Tensor, targets: Tensor, full: bool) -> Tensor:
+    """log p of each target and, in full, whether it is the first choice, and z."""
+    logs = torch.log_softmax(logits, -1)
+    chosen = logs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    if not full:
+        return chosen
+    logs.clamp_(min=LEAST)
+    weighted = logs.exp().mul_(logs)
+    mean = weighted.sum(-1)
+    variance = weighted.mul_(logs).sum(-1) - mean.square()
+    hit = logs.argmax(-1) == targets
+    return torch.stack([chosen, hit.to(chosen), (chosen - mean) / variance.clamp(min=MIN_VARIANCE).sqrt()], 1)
 
 
-def _only_answers(packed: Packed, _: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-    """Pass only positions that predict an answer token to the output layer, as one row; it treats each on its own."""
-    hidden = inputs[0]
-    if hidden.shape[:2] != packed.inputs["input_ids"].shape:
-        return None
-    return (hidden[packed.rows.to(hidden.device), packed.columns.to(hidden.device)].unsqueeze(0), *inputs[1:])
+def _apart(found: NDArray[Any], full: bool) -> tuple[Numbers, NDArray[np.bool_], Numbers]:
+    nothing = found[:0, 0]
+    log_prob, hit, z = (found[:, 0], found[:, 1], found[:, 2]) if full else (found[:, 0], nothing, nothing)
+    return log_prob.astype(np.float64), hit.astype(np.bool_), z.astype(np.float64)
