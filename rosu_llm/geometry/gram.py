@@ -41,6 +41,10 @@ class Gram:
         """The gradients whose inner products are known."""
         return {name for pair in self.products for name in pair}
 
+    def knows(self, x: Vector) -> bool:
+        """Whether inner products with ``x`` can be expanded."""
+        return self.names.issuperset(x)
+
     def __call__(self, x: Vector, y: Vector) -> float:
         """``⟨x, y⟩``, expanded over the Gram matrix."""
         return self._expand(x, y)[0]

@@ -8,7 +8,7 @@ FORGET, RETAIN = "f", "r"
 SURROGATE = "s"
 #: D⁻¹q, where the projection is done in the optimizer's metric.
 PRECONDITIONED = "p"
-#: What is remembered of the retain gradients of earlier windows.
+#: What is remembered of the retain gradients of earlier windows, or of the whole retain data at an earlier step.
 MEMORY = "m"
 #: Hessian-vector products of the two losses.
 FORGET_HESSIAN, RETAIN_HESSIAN = "hf", "hr"

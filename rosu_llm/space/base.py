@@ -11,7 +11,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 
@@ -25,21 +24,46 @@ from .blocks import Sums, blocks, combine, inner, stochastic_round, work_dtype
 from .preconditioner import Preconditioners
 
 
-@dataclass(frozen=True)
 class Realized:
     """What became of a perturbation once weights were rounded to the type the model computes in.
 
-    Attributes:
-        norm: ‖δ‖ as intended.
-        fraction: ⟨realised, δ⟩/‖δ‖²; 1 when all of δ arrived.
-        distortion: ‖realised − δ‖/‖δ‖; 0 when nothing else did.
-        leak: ⟨r, realised⟩, the first-order change of the retain loss.
+    Args:
+        sums: ‖δ‖², ⟨realised, δ⟩, ⟨r, realised⟩ and ‖realised − δ‖², on their device; whoever asks first waits, unless
+            :meth:`tell` has told them.
     """
 
-    norm: float
-    fraction: float
-    distortion: float
-    leak: float
+    def __init__(self, sums: Tensor) -> None:
+        self.sums = sums
+        self._values: Sequence[float] | None = None
+
+    def tell(self, values: Sequence[float]) -> None:
+        """The sums, for those who have read them together with something else."""
+        self._values = values
+
+    def _value(self, i: int) -> float:
+        if self._values is None:
+            self._values = self.sums.tolist()
+        return self._values[i]
+
+    @property
+    def norm(self) -> float:
+        """‖δ‖ as intended."""
+        return sqrt(self._value(0))
+
+    @property
+    def fraction(self) -> float:
+        """⟨realised, δ⟩/‖δ‖²; 1 when all of δ arrived."""
+        return self._value(1) / self._value(0) if self._value(0) > 0.0 else 1.0
+
+    @property
+    def leak(self) -> float:
+        """⟨r, realised⟩, the first-order change of the retain loss."""
+        return self._value(2)
+
+    @property
+    def distortion(self) -> float:
+        """‖realised − δ‖/‖δ‖; 0 when nothing else did."""
+        return sqrt(self._value(3)) / self.norm if self.norm > 0.0 else 0.0
 
 
 class ParameterSpace(ABC):
@@ -54,6 +78,10 @@ class ParameterSpace(ABC):
 
     def __init__(self, compute_dtype: torch.dtype | None = None) -> None:
         self._compute_dtype = compute_dtype
+        #: The type captured gradients are kept in, in place of the weights'.
+        self.capture_dtype: torch.dtype | None = None
+        #: Whether they and the backup lie in host memory, from where they come back block by block.
+        self.capture_on_host = False
         self._captured: dict[str, list[Tensor]] = {}
         self._spare: list[list[Tensor]] = []
         #: Captured gradients that outlive a step.
@@ -148,30 +176,43 @@ class ParameterSpace(ABC):
         gradients, loss_scale = self._gradients(), self._loss_scale()
         if name in self._captured:
             self._spare.append(self._captured.pop(name))
-        buffers = self._spare.pop() if self._spare else [torch.empty_like(t) for t in self._master()]
+        buffers = self._buffers()
         for gradient, buffer in zip(gradients, buffers, strict=True):
             if gradient is None:
                 buffer.zero_()
-                continue
-            buffer.copy_(gradient)
-            if loss_scale != 1.0:
-                buffer.div_(loss_scale)
+            else:
+                buffer.copy_(gradient if loss_scale == 1.0 else gradient / loss_scale)
         self._mark_used(gradients)
         self._captured[name] = buffers
         self._clear_gradients()
+
+    def _buffers(self) -> list[Tensor]:
+        """Room for one captured gradient."""
+        if self._spare:
+            return self._spare.pop()
+        return [self._room(t, self.capture_dtype or t.dtype) for t in self._master()]
+
+    def _room(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        if not self.capture_on_host or like.device.type == "cpu":
+            return torch.empty_like(like, dtype=dtype)
+        return torch.empty(like.shape, dtype=dtype, pin_memory=like.device.type == "cuda")
 
     @torch.no_grad()
     def remember(self, name: str, source: str, keep: float) -> None:
         """Let ``name`` be ``keep`` times what it was in the step before plus the rest of ``source``, over all steps."""
         if name not in self.memory:
-            self.memory[name] = [t.clone() for t in self._captured[source]]
+            # an average moves by less than a bf16 can hold
+            captured = zip(self._captured[source], self._master(), strict=True)
+            self.memory[name] = [t.to(w.dtype, copy=True) for t, w in captured]
         else:
             for old, new in zip(self.memory[name], self._captured[source], strict=True):
                 old.mul_(keep).add_(new, alpha=1.0 - keep)
         self._captured[name] = self.memory[name]
 
     def store(self, name: str) -> None:
-        """Capture the accumulated gradient under ``name`` for all steps to come."""
+        """Capture the accumulated gradient under ``name`` for all steps to come, in place of an earlier one."""
+        if name in self.memory:
+            self._captured[name] = self.memory[name]  # its tensors are used again
         self.capture(name)
         self.memory[name] = self._captured[name]
 
@@ -246,13 +287,14 @@ class ParameterSpace(ABC):
         A parameter whose D is unknown yet is left out: δ will not move it.
         """
         groups = self._by_parameter(names)
-        for group, preconditioner in zip(groups, preconditioners or [None] * len(groups), strict=True):
+        each = zip(self._master(), groups, preconditioners or [None] * len(groups), strict=True)
+        for w, group, preconditioner in each:  # w is where the others come to
             if preconditioner is not None:
-                for *pieces, second in blocks(*group, preconditioner.second):
+                for _, *pieces, second in blocks(w, *group, preconditioner.second):
                     yield tuple(pieces), partial(preconditioner.inverse, second)
             elif preconditioners is None:
-                for found in blocks(*group):
-                    yield found, None
+                for _, *pieces in blocks(w, *group):
+                    yield tuple(pieces), None
 
     # -- the optimizer's metric -----------------------------------------------------------------
 
@@ -267,7 +309,7 @@ class ParameterSpace(ABC):
         """Capture D⁻¹ times the given combination under ``into``; on the CPU it is always formed in float64."""
         names = sorted(vector)
         coefficients = [vector[n] for n in names]
-        buffers = self._spare.pop() if self._spare else [torch.empty_like(t) for t in self._master()]
+        buffers = self._buffers()
         for buffer, group, preconditioner in zip(buffers, self._by_parameter(names), preconditioners, strict=True):
             if preconditioner is None:
                 buffer.zero_()
@@ -318,7 +360,7 @@ class ParameterSpace(ABC):
             raise PerturbedWeightsError("The weights are perturbed already; perturbations do not nest.")
         truth = self._master()
         if self._backup is None:
-            self._backup = [torch.empty_like(w) for w in truth]
+            self._backup = [self._room(w, w.dtype) for w in truth]
         self._perturbed = True
         done: list[int] = []
         try:
@@ -382,14 +424,7 @@ class ParameterSpace(ABC):
                 found = inner(step, step), inner(got, step), inner(r.to(work), got)
                 miss = got.sub_(step)
                 sums.add(*found, inner(miss, miss))
-        square, hit, leak, off = self._sum_over_shards(sums.total()).tolist()
-        norm = sqrt(square)
-        return Realized(
-            norm=norm,
-            fraction=hit / square if square > 0.0 else 1.0,
-            distortion=sqrt(off) / norm if norm > 0.0 else 0.0,
-            leak=leak,
-        )
+        return Realized(self._sum_over_shards(sums.total()))
 
     @torch.no_grad()
     def add(self, vector: Vector, *, precise: bool = False) -> None:

@@ -9,7 +9,7 @@ difference of large ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -24,19 +24,25 @@ ROW = 1 << 12
 def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Matching flat pieces of tensors of one shape, as views that can be written to.
 
-    A tensor that is not contiguous cannot be viewed flat; then the tensors come whole.
+    A tensor that is not contiguous cannot be viewed flat; then the tensors come whole. Pieces of tensors that are on
+    another device than the first come as copies on its device.
     """
     first = tensors[0]
     if first.numel() == 0:
         return
-    if not all(t.is_contiguous() for t in tensors):
-        yield tensors
-        return
     size = CPU_BLOCK if first.device.type == "cpu" else DEVICE_BLOCK
-    if first.numel() <= size:
-        yield tuple(t.view(-1) for t in tensors)
+    found: Iterable[tuple[Tensor, ...]]
+    if not all(t.is_contiguous() for t in tensors):
+        found = [tensors]
+    elif first.numel() <= size:
+        found = [tuple(t.view(-1) for t in tensors)]
+    else:
+        found = zip(*(t.view(-1).split(size) for t in tensors), strict=True)
+    if all(t.device == first.device for t in tensors):
+        yield from found
         return
-    yield from zip(*(t.view(-1).split(size) for t in tensors), strict=True)
+    for pieces in found:
+        yield tuple(piece.to(first.device, non_blocking=True) for piece in pieces)
 
 
 def work_dtype(tensor: Tensor, precise: bool) -> torch.dtype:

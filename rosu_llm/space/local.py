@@ -106,7 +106,7 @@ class LocalSpace(ParameterSpace):
         for w, group in zip(self._master(), self._by_parameter(names), strict=True):
             total = torch.zeros_like(w)
             for c, part in zip(coefficients, group, strict=True):
-                total.add_(part, alpha=c)
+                total.add_(part.to(total.device), alpha=c)
             formed.append(total)
         return formed
 

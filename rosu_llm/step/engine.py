@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import isfinite, sqrt
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ class Outcome:
         realized: what became of it in the arithmetic of the model; None where there was none.
         vector: v, the descent gradient, without amplification.
         amplified: what was subtracted from v before it was handed to the optimizer.
+        amplification_ratio: its length over that of v; None where nothing was.
         skipped: gradients overflowed under loss scaling; the optimizer step will be skipped.
         protected: the span of per-sample retain gradients, for rules that protect one.
     """
@@ -50,6 +51,7 @@ class Outcome:
     realized: Realized | None = None
     vector: Vector = field(default_factory=Vector)
     amplified: Vector = field(default_factory=Vector)
+    amplification_ratio: float | None = None
     skipped: bool = False
     protected: Subspace | None = None
 
@@ -60,6 +62,22 @@ class Outcome:
             if name in self.losses:
                 return self.losses[name]
         raise KeyError("no pass was run")
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """A pass that was made: the shares of its loss, on their device."""
+
+    name: str
+    shares: Sequence[Tensor]
+
+    def total(self) -> Tensor:
+        total = torch.stack([share.reshape(()) for share in self.shares]).sum()
+        return total.to(work_dtype(total, precise=True))
+
+    def where(self) -> str:
+        bad = [i for i, share in enumerate(self.shares) if not torch.isfinite(share).all()]
+        return f" (micro-batches {bad} of {len(self.shares)} here)" if bad else ""
 
 
 logger = logging.getLogger(__name__)
@@ -145,12 +163,23 @@ class StepEngine:
 
     def store(self, parts: Sequence[Sequence[Closure]]) -> None:
         """Store the gradient of each part of the retain data at the weights as they are, for all steps to come."""
+        self._store({stored_slot(i): closures for i, closures in enumerate(parts)})
+
+    def refresh(self, closures: Sequence[Closure]) -> None:
+        """Let the memory be the gradient of the whole retain data at the weights as they are, until the next time."""
+        self._store({MEMORY: closures})
+
+    def _store(self, parts: Mapping[str, Sequence[Closure]]) -> None:
+        outside = self._outside()
         self.space.begin()
-        names = [stored_slot(i) for i in range(len(parts))]
-        with frozen_statistics(self._module):
-            for i, (name, closures) in enumerate(zip(names, parts, strict=True)):
-                self._pass(f"retain part {i + 1}", closures)
-                self.space.store(name)
+        try:
+            with frozen_statistics(self._module):
+                for i, (name, closures) in enumerate(parts.items()):
+                    self._settle([self._pass(f"retain part {i + 1}", closures)])
+                    self.space.store(name)
+        finally:
+            for p in outside:
+                p.grad = None
 
     def _outside(self) -> list[nn.Parameter]:
         """Trainable parameters of the module that the optimizer does not hold, and that have no gradient yet."""
@@ -169,18 +198,19 @@ class StepEngine:
         space, rule = self.space, self.rule
         space.begin()
         names = self._sample_passes(samples)
-        losses: dict[str, float] = {}
+        passed: list[_Passed] = []
         states: dict[str, RandomState] = {}
         for i, name in enumerate(rule.passes):
             states[name] = RandomState.now(self._devices)
-            losses[name] = self._pass(name, window[name])
+            passed.append(self._pass(name, window[name]))
             if rule.perturbs or i + 1 < len(rule.passes):
                 space.capture(GRADIENT[name])
             else:
                 space.hold(GRADIENT[name])
             names.append(GRADIENT[name])
+        losses = self._settle(passed)
         preconditioners = self._read_preconditioners()
-        if rule.stored:
+        if rule.stored or rule.refreshes:
             names += space.recall()
         gram = self._gram(names, preconditioners, known=self._stored)
         if not self._usable(gram):
@@ -214,7 +244,8 @@ class StepEngine:
             ):
                 states[rule.surrogate].restore()
                 name = "surrogate" if rule.surrogate == "retain" else "forget_surrogate"
-                losses[name] = self._pass(name, window[rule.surrogate])
+                surrogate = self._pass(name, window[rule.surrogate])
+            losses |= self._settle([surrogate], realized)
             space.hold(SURROGATE)
             gram = self._gram([*names, SURROGATE], preconditioners, known=gram)
             if not self._usable(gram):
@@ -224,11 +255,16 @@ class StepEngine:
                     states[part].restore()
                     space.hessian_product(window[part], towards, into=HESSIAN[part])
         vector = rule.outer(gram, inner)
-        amplified = Vector()
+        amplified, ratio = Vector(), None
         if amplification is not None and rule.pulls and not inner.fallback:
             amplified = amplification(losses, inner)
-        space.write_gradient(vector - amplified, precise=inner.precise)
-        return Outcome(losses, gram, inner, realized, vector, amplified, protected=protected)
+        if amplified.coefficients:  # now: where v cancels it is measured, which the written gradient would be part of
+            # Hessian products are no part of the Gram matrix
+            size = gram.norm(vector) if gram.knows(vector) else sqrt(space.measure(vector, vector))
+            ratio = gram.norm(amplified) / size if size > 0.0 else 0.0
+        cancels = gram.knows(vector) and gram.cancels(vector)
+        space.write_gradient(vector - amplified, precise=inner.precise or cancels)
+        return Outcome(losses, gram, inner, realized, vector, amplified, ratio, protected=protected)
 
     def _know_stored(self) -> None:
         """Inner products of what is stored, which stay the same."""
@@ -250,11 +286,14 @@ class StepEngine:
     def _sample_passes(self, samples: Sequence[Closure]) -> list[str]:
         """One pass per sample, at w and before all others, so that the random numbers of those are not disturbed."""
         names: list[str] = []
+        passed: list[_Passed] = []
         with frozen_statistics(self._module):
             for i, closure in enumerate(samples):
-                self._pass(f"retain sample {i + 1}", [closure])
+                passed.append(self._pass(f"retain sample {i + 1}", [closure]))
                 names.append(sample_slot(i))
                 self.space.capture(names[-1])
+        if passed:
+            self._settle(passed)
         return names
 
     def _gram(self, names: Sequence[str], preconditioners: Preconditioners | None, known: Gram | None = None) -> Gram:
@@ -275,23 +314,31 @@ class StepEngine:
             self._spanned = True
         return self.rule.protected(gram)
 
-    def _pass(self, name: str, closures: Sequence[Closure]) -> float:
+    def _pass(self, name: str, closures: Sequence[Closure]) -> _Passed:
+        """Accumulate the gradient of all micro-batches; nobody waits for the loss yet."""
         shares: list[Tensor] = []
         for i, closure in enumerate(closures):
             with self.space.micro_batch(last=i + 1 == len(closures)):
                 loss = closure()
                 shares.append(loss.detach())
                 self.space.backward(loss)
-        total = torch.stack([share.reshape(()) for share in shares]).sum()
-        value = float(self._mean(total.to(work_dtype(total, precise=True)).reshape(1))[0])  # the host waits here
-        if not isfinite(value):
-            bad = [i for i, share in enumerate(shares) if not torch.isfinite(share).all()]
-            where = f" (micro-batches {bad} of {len(shares)} here)" if bad else ""
-            raise NonFiniteError(
-                f"The {name} loss is {value}{where}; the weights were left as they were. "
-                "Lower learning_rate or rho, check the data, or train in bf16/float32 instead of fp16."
-            )
-        return value
+        return _Passed(name, shares)
+
+    def _settle(self, passed: Sequence[_Passed], realized: Realized | None = None) -> dict[str, float]:
+        """The losses of passes over all processes, read together with what became of a perturbation."""
+        totals = self._mean(torch.stack([each.total() for each in passed]))
+        if realized is not None and realized.sums.device == totals.device:
+            *values, square, hit, leak, off = torch.cat([totals, realized.sums]).tolist()
+            realized.tell((square, hit, leak, off))
+        else:
+            values = totals.tolist()
+        for each, value in zip(passed, values, strict=True):
+            if not isfinite(value):
+                raise NonFiniteError(
+                    f"The {each.name} loss is {value}{each.where()}; the weights were left as they were. "
+                    "Lower learning_rate or rho, check the data, or train in bf16/float32 instead of fp16."
+                )
+        return {each.name: float(value) for each, value in zip(passed, values, strict=True)}
 
     def _usable(self, gram: Gram) -> bool:
         bad = sorted({name for pair, value in gram.products.items() if not isfinite(value) for name in pair})
@@ -306,4 +353,6 @@ class StepEngine:
 
     def _skip(self, losses: Mapping[str, float], gram: Gram) -> Outcome:
         self.space.discard_gradient()
+        if self.rule.refreshes and not isfinite(gram.products[MEMORY, MEMORY]):
+            del self.space.memory[MEMORY]  # it overflowed, too: due again at the next step
         return Outcome(losses, gram, skipped=True)

@@ -41,9 +41,8 @@ def metrics(outcome: Outcome, stabilizer: Stabilizer | None = None) -> dict[str,
         values["perturb/realized"] = outcome.realized.fraction
         values["perturb/distortion"] = outcome.realized.distortion
         values["coupling/leak"] = outcome.realized.leak
-    if outcome.amplified.coefficients:
-        size = gram.norm(outcome.vector)
-        values["step/amplification_ratio"] = gram.norm(outcome.amplified) / size if size > 0.0 else 0.0
+    if outcome.amplification_ratio is not None:
+        values["step/amplification_ratio"] = outcome.amplification_ratio
     return values
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, DataError, PerturbedWeightsError
-from ..geometry import Inner, Vector, build_rule
+from ..errors import ConfigError, DataError, PerturbedWeightsError, unknown
+from ..geometry import BaseRule, Inner, Vector, build_rule
+from ..geometry.slots import MEMORY
 from ..space import LocalSpace, ParameterSpace
 from .calibration import Calibration
 from .engine import Closure, Outcome, StepEngine
@@ -55,6 +56,9 @@ class UnlearningStep:
         beta_start, beta_high, beta_low, beta_warmup_ratio: the levels of ``two_phase``.
         amplify: ``auto``, ``direct``, ``optimizer`` or ``matched``.
         kappa: length of the matched pull in units of the optimizer's step.
+        capture_dtype: ``float32``, or ``bfloat16``: gradients kept within a step are rounded to it, half their memory.
+            δ is orthogonal to the rounded retain gradient, so at most 2⁻⁹ of it lies along the true one.
+        capture_device: ``model``, or ``cpu``: they and the backup of the weights are kept in host memory.
         calibration: fades the pull as the forget loss reaches that of unseen data.
         total_steps: length of the run, for schedules.
         space: where the parameters live; a :class:`~rosu_llm.space.LocalSpace` over the optimizer's unless given
@@ -81,6 +85,8 @@ class UnlearningStep:
         beta_warmup_ratio: float = BetaSchedule.warmup_ratio,
         amplify: str = "auto",
         kappa: float = 0.5,
+        capture_dtype: str = "float32",
+        capture_device: str = "model",
         calibration: Calibration | None = None,
         total_steps: int = 0,
         space: ParameterSpace | None = None,
@@ -102,6 +108,9 @@ class UnlearningStep:
         self.amplifier = resolve(amplify, beta, kappa, optimizer, alone=options.get("components") == "delta_only")
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.space = LocalSpace(parameters) if space is None else space
+        check_capture(capture_dtype, capture_device, self.rule)
+        self.space.capture_dtype = torch.bfloat16 if capture_dtype == "bfloat16" else None
+        self.space.capture_on_host = capture_device == "cpu"
         self.engine = StepEngine(
             self.rule,
             self.space,
@@ -113,6 +122,7 @@ class UnlearningStep:
         )
         self._pending: _PendingPull | None = None
         self._factor = 1.0
+        self._refreshed = False
         #: A factor on every pull, for those who want less of it from some step on.
         self.pull_scale = 1.0
         self._warned: set[str] = set()
@@ -149,6 +159,19 @@ class UnlearningStep:
         """Store the gradient of each part of the retain data, for ``method="forget_only"``, before the first step."""
         self.engine.store([_closures(part) for part in parts])
 
+    def refresh_due(self, step: int | None = None) -> bool:
+        """Whether :meth:`refresh` must precede update number ``step`` (by default the next one of this loop)."""
+        every, at = self.rule.refreshes, self._count if step is None else step
+        return every > 0 and (at % every == 0 or MEMORY not in self.space.memory)
+
+    def refresh(self, retain: Closure | Sequence[Closure]) -> None:
+        """Take the gradient of the whole retain data at the weights as they are, for ``memory_refresh``.
+
+        Each closure returns its share of that loss. Where :meth:`refresh_due` says so, this goes before the step.
+        """
+        self.engine.refresh(_closures(retain))
+        self._refreshed = True
+
     def compute(
         self,
         window: Mapping[str, Sequence[Closure]],
@@ -167,6 +190,12 @@ class UnlearningStep:
         learning_rate = next((float(g["lr"]) for g in self.optimizer.param_groups if float(g["lr"])), 0.0)
         if total <= 0:
             self._refuse_schedules()
+        if self.refresh_due(step) and not self._refreshed:
+            raise DataError(
+                f"memory_refresh={self.rule.refreshes} needs the gradient of the whole retain data at step {step}: "
+                "call refresh() with its loss where refresh_due() says so, before the step."
+            )
+        self._refreshed = False
         rho = self._rho.at(step, total) if self.radius is None else self.radius.at(self.space.weight_norm)
         beta = self._beta.at(step, total, learning_rate, rho)
         self._pending, self._factor = None, 1.0
@@ -256,6 +285,21 @@ class UnlearningStep:
         if key not in self._warned:
             self._warned.add(key)
             logger.warning(message)
+
+
+def check_capture(dtype: str, device: str, rule: BaseRule) -> None:
+    """Raise for a type or place of captured gradients that cannot be."""
+    for name, value, known in (
+        ("capture_dtype", dtype, ("float32", "bfloat16")),
+        ("capture_device", device, ("model", "cpu")),
+    ):
+        if value not in known:
+            raise unknown(name, value, known)
+    if device == "cpu" and rule.metric != "euclidean":
+        raise ConfigError(
+            f"capture_device='cpu' cannot be combined with metric={rule.metric!r}, which makes one more gradient on "
+            "the device: use metric='euclidean', or save memory with capture_dtype='bfloat16'."
+        )
 
 
 def _closures(given: Closure | Sequence[Closure]) -> Sequence[Closure]:

@@ -270,3 +270,18 @@ def test_schedules_are_followed() -> None:
     )
     norms = [step(shares(model, FORGET, [4]), shares(model, RETAIN, [5]))["perturb/norm"] for _ in range(4)]
     assert norms == pytest.approx([0.4, 0.2 + 0.2 * 2**-0.5, 0.2, 0.2 - 0.2 * 2**-0.5])
+
+
+@pytest.mark.parametrize("jacobian", ["relaxed", "exact"])
+def test_the_amplification_is_compared_with_a_v_that_cancels(jacobian: str) -> None:
+    """Small ‖q‖: α = 200 times s − c₁r, which is zero here, so v = r has to be measured before it is written.
+
+    The losses are linear, so that the exact v is the relaxed one.
+    """
+    x = nn.Parameter(torch.zeros(2))
+    step = UnlearningStep(
+        nn.ParameterList([x]), torch.optim.SGD([x], lr=0.1), rho=0.2, amplify="optimizer", jacobian=jacobian
+    )
+    logs = step(lambda: x[0] + 1e-3 * x[1], lambda: 100.0 * x[0])
+    assert logs["step/amplification_ratio"] == pytest.approx(1 / 100, rel=1e-4)  # ‖u‖/‖r‖
+    assert torch.allclose(x.detach(), torch.tensor([-10.0, 0.1]), rtol=1e-4)

@@ -92,8 +92,13 @@ class BaseRule(ABC):
 
     @property
     def remembers(self) -> float | None:
-        """How much of the memory of retain gradients (``m``) each step keeps; None for rules that have none."""
+        """How much of an average of retain gradients (``m``) each step keeps; None for rules that have none."""
         return None
+
+    @property
+    def refreshes(self) -> int:
+        """Steps between gradients of the whole retain data that are kept (``m``); 0 for rules that take none."""
+        return 0
 
     @property
     def stored(self) -> int:

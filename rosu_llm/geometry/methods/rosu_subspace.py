@@ -8,7 +8,8 @@ Every protected direction is neutral to first order; the mean retain loss is up 
 the mean is included. Larger subspaces leave less forget gain.
 
 Memory: a batch's mean gradient is a shadow of the whole retain set's. ``protect`` takes an exponential average over the
-windows so far in its place, or the span of both.
+windows so far in its place, or the gradient of the whole set at the weights of at most ``memory_refresh`` steps ago, or
+the span of either and the batch's.
 
 Metric: an adaptive optimizer turns a gradient g into D⁻¹ g, D = √v̂ + ε. There the projection is orthogonal in the
 inner product ⟨x, D⁻¹ y⟩, and δ = ρ D⁻¹q/‖D⁻¹q‖: what the optimizer would make of q is neutral. In the coordinates
@@ -52,6 +53,10 @@ class SubspaceRosu(Rosu, Protecting, InMetric):
         0.9,
         "protect memory or both: share of the memory that each step keeps.",
     )
+    memory_refresh: int = option(
+        0,
+        "protect memory or both: steps between passes over all retain data, whose gradient is the memory; 0: averages.",
+    )
 
     @classmethod
     def build(cls, **options: Any) -> BaseRule:
@@ -72,10 +77,30 @@ class SubspaceRosu(Rosu, Protecting, InMetric):
             raise unknown("protect", self.protect, PROTECTED)
         if not 0.0 <= self.memory_decay < 1.0:
             raise ConfigError(f"memory_decay={self.memory_decay!r} must be at least 0 and below 1, e.g. 0.9.")
+        self._check_refresh()
         if not self.is_rank_one and self.jacobian in curvature.MODES:
             raise ConfigError(
                 f"jacobian={self.jacobian!r} is derived for one protected direction in the Euclidean metric: use "
                 "jacobian='relaxed' or 'none' with protect_rank > 1, a memory or metric='adam'."
+            )
+
+    def _check_refresh(self) -> None:
+        if not isinstance(self.memory_refresh, int) or self.memory_refresh < 0:
+            raise ConfigError(
+                f"memory_refresh={self.memory_refresh!r} is no number of steps: give a whole number ≥ 1, e.g. 10, or 0 "
+                "for an average over the windows."
+            )
+        if not self.memory_refresh:
+            return
+        if self.protect == "batch":
+            raise ConfigError(
+                f"memory_refresh={self.memory_refresh} has no effect with protect='batch', which keeps no memory: set "
+                "protect='memory' or 'both', or leave it out."
+            )
+        if self.memory_decay != self.options()["memory_decay"].default:
+            raise ConfigError(
+                f"memory_decay={self.memory_decay!r} has no effect with memory_refresh={self.memory_refresh}, which "
+                "replaces the memory instead of averaging: leave one of them out."
             )
 
     @property
@@ -91,7 +116,11 @@ class SubspaceRosu(Rosu, Protecting, InMetric):
 
     @property
     def remembers(self) -> float | None:
-        return self.memory_decay if self.protect != "batch" else None
+        return self.memory_decay if self.protect != "batch" and not self.memory_refresh else None
+
+    @property
+    def refreshes(self) -> int:
+        return self.memory_refresh
 
     def precondition(self, gram: Gram) -> Vector | None:
         return None if gram.dual is None else self.protected(gram).without(F)
