@@ -67,6 +67,16 @@ class RepresentationArguments(MethodArguments):
                 f"calibrate={self.calibrate!r} compares next-token losses, which representation-level unlearning does "
                 "not compute: set calibrate='off'."
             )
+        if self.micro_batch_tokens:
+            raise ConfigError(
+                "micro_batch_tokens cuts windows of next-token losses by length, and representation-level unlearning "
+                "takes them as they were collated: leave it out."
+            )
+        if self.memory_refresh:
+            raise ConfigError(
+                f"memory_refresh={self.memory_refresh} takes the gradient of all answers of the retain data, and "
+                "representation level has none: leave it out, and memory_decay averages over the windows."
+            )
         if self.target_layer < 0:
             raise ConfigError(f"target_layer={self.target_layer} must be 0 or more.")
         compile_pattern("trainable_parameters", self.trainable_parameters)

@@ -22,6 +22,7 @@ from ..compat import dtype_argument, load_causal_model
 from ..data.pairing import ForgetRetainCollator
 from ..errors import ConfigError, DataError, UnsupportedLayoutError
 from ..losses import LossContext
+from ..losses.registry import Batch
 from ..step import Outcome
 from ..training.checkpoints import THETA_FILE, staged
 from ..training.trainer import ROSUMixin
@@ -147,6 +148,9 @@ class RepresentationMixin(ROSUMixin):
             return super()._update(model, batches)
         finally:
             self.end_window()
+
+    def _micro_batches(self, parts: Mapping[str, Sequence[Batch]]) -> dict[str, list[Batch]]:
+        return {part: list(batches) for part, batches in parts.items()}  # sums over tokens and padding may count
 
     def end_window(self) -> None:
         """Drop the activations that the passes over a window share."""

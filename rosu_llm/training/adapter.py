@@ -27,6 +27,19 @@ def add_adapter(model: Any, peft_config: Any, seed: int) -> Any:
     return adapted
 
 
+def let_gradients_through(model: Any) -> None:
+    """Let gradients reach an adapter inside layers that are checkpointed.
+
+    Reentrant checkpointing gives a layer no gradient unless one of its inputs wants some. Behind a frozen embedding
+    none does: the adapter gets no gradient, which goes unnoticed where something after the layers is trained.
+    transformers 5 sees to it itself, earlier ones do not.
+    """
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    frozen = embedding is not None and not any(p.requires_grad for p in embedding.parameters())
+    if frozen and hasattr(model, "enable_input_require_grads"):
+        model.enable_input_require_grads()
+
+
 def refuse_prompt_learning(peft_config: Any) -> None:
     """Raise for adapters that put virtual tokens before the text: logits and labels would no longer face each other."""
     if getattr(peft_config, "is_prompt_learning", False):

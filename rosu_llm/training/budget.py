@@ -1,9 +1,10 @@
 """A budget for what is to be kept: where it is exceeded the run goes back, pulls less, and goes on.
 
-Every so many steps the loss of data that takes no part in training is measured. Inside the budget the weights and the
-optimizer's state are noted; outside they return to the last note, and from then on first the pull and then the
-learning rate is halved. After a number of such returns the run stops with the noted weights. The note travels with the
-checkpoints, so that a resumed run returns to the same bits.
+Every so many steps data that takes no part in training is measured: how far its loss has risen, or how far the model's
+next-token distributions have moved from the initial ones (:mod:`rosu_llm.training.drift`). Inside the budget the
+weights and the optimizer's state are noted; outside they return to the last note, and from then on first the pull and
+then the learning rate is halved. After a number of such returns the run stops with the noted weights. The note travels
+with the checkpoints, so that a resumed run returns to the same bits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Budget(TrainerCallback):
 
     Args:
         settings: ``budget`` and what belongs to it.
-        measure: the loss of the budget data under the weights the model has now.
+        measure: the loss of the budget data under the weights the model has now, or the KL from the initial model.
         log: takes values to be logged.
     """
 
@@ -43,6 +44,7 @@ class Budget(TrainerCallback):
         self, settings: MethodArguments, measure: Callable[[], float], log: Callable[[Mapping[str, float]], None]
     ) -> None:
         self._settings, self._measure, self._log = settings, measure, log
+        self._absolute = settings.budget_measure == "kl"
         self._step: UnlearningStep | None = None
         self._note: dict[str, Tensor] = {}
         self.initial: float | None = None
@@ -59,36 +61,46 @@ class Budget(TrainerCallback):
         step.pull_scale = 0.5 ** ((self.returns + 1) // 2)
 
     def _begin_afresh(self) -> None:
-        loss = self._measure()
-        if not (isfinite(loss) and loss > 0.0):
+        value = self._measure()
+        if not (isfinite(value) and (self._absolute or value > 0.0)):
+            what = "KL" if self._absolute else "loss"
             raise DataError(
-                f"The loss of the budget data is {loss} before the first step, so that its relative rise says nothing: "
+                f"The {what} of the budget data is {value} before the first step, so that its rise says nothing: "
                 "check that it has answers."
             )
-        self.initial = loss if self.initial is None else self.initial
-        rise, budget = loss / self.initial - 1.0, float(self._settings.budget or 0.0)
+        self.initial = value if self.initial is None else self.initial
+        rise, budget = self._rise(value), float(self._settings.budget or 0.0)
         if rise > budget:
             raise ConfigError(
-                f"budget={budget} is exceeded before the first step: an earlier training of this model has raised the "
-                f"loss of the budget data by {rise:.1%}. Start from the model as it was, or raise the budget."
+                f"budget={budget} is exceeded before the first step: after an earlier training of this model "
+                f"{self._told(rise)}. Start from the model as it was, or raise the budget."
             )
         self._take_note(0)
+
+    def _rise(self, value: float) -> float:
+        """What counts against the budget: the KL itself, or the relative rise of the loss."""
+        assert self.initial is not None
+        return value if self._absolute else value / self.initial - 1.0
+
+    def _told(self, rise: float) -> str:
+        if self._absolute:
+            return f"the KL from the initial model is {rise:.3g} nats per token of the budget data"
+        return f"the budget loss rose by {rise:.1%}"
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Look at the budget data if it is due."""
         if state.global_step % self._settings.budget_every or self._step is None:
             return control
-        assert self.initial is not None
         assert self._settings.budget is not None
-        loss = self._measure()
-        rise = loss / self.initial - 1.0
-        self._log({"budget/loss": loss, "budget/rise": rise, "budget/returns": float(self.returns)})
+        value = self._measure()
+        rise, name = self._rise(value), "budget/kl" if self._absolute else "budget/loss"
+        self._log({name: value, "budget/rise": rise, "budget/returns": float(self.returns)})
         if rise <= self._settings.budget:
             self._take_note(state.global_step)
             return control
         self.returns += 1
         self._go_back()
-        where = f"step {state.global_step}: the budget loss rose by {rise:.1%}, back to step {self.noted_at}"
+        where = f"step {state.global_step}: {self._told(rise)}, back to step {self.noted_at}"
         if self.returns > self._settings.budget_tries:
             logger.warning("%s, and stop: the budget was exceeded %d times.", where, self.returns)
             control.should_training_stop = True
@@ -140,7 +152,7 @@ class Budget(TrainerCallback):
     def restart(self, checkpoint: str | None, known: Mapping[str, Any], rank: int, *, new_model: bool) -> None:
         """Before training: begin anew, or take what a checkpoint holds.
 
-        A second training of one model is measured by the loss before the first, but not where a ``new_model`` is made.
+        A second training of one model is measured by what was before the first, but not where a ``new_model`` is made.
         """
         self._step, self._note, self.returns, self.noted_at = None, {}, 0, 0
         if checkpoint is not None:

@@ -30,8 +30,9 @@ from .best import Best
 from .budget import Budget
 from .config import MethodArguments
 from .depth import TARGETS_FILE, Bound
+from .drift import DRIFT_FILE, Drift
 from .model_card import model_card
-from .references import REFERENCE_FILE, References
+from .references import INITIAL_FILE, REFERENCE_FILE, References
 
 if TYPE_CHECKING:
     from transformers import Trainer as Base
@@ -69,9 +70,10 @@ def save_memory(memory: Mapping[str, Sequence[Tensor]], path: Path) -> None:
 def load_memory(path: Path, device: torch.device) -> dict[str, list[Tensor]]:
     """Read what :func:`save_memory` wrote."""
     memory: dict[str, dict[int, Tensor]] = {}
-    for key, tensor in load_file(path, device=str(device)).items():
+    for key, tensor in load_file(path).items():
         name, _, place = key.rpartition(".")
-        memory.setdefault(name, {})[int(place)] = tensor
+        # A copy: where a tensor lies in memory decides how its sums round, and in the file it lies anywhere.
+        memory.setdefault(name, {})[int(place)] = tensor.to(device, copy=True)
     return {name: [own[i] for i in sorted(own)] for name, own in memory.items()}
 
 
@@ -243,6 +245,7 @@ class Saving(Base):  # type: ignore[misc]
     _calibration: Calibration | None
     _bound: Bound | None
     _budget: Budget | None
+    _drift: Drift | None
     _best: Best | None
     layout: str
     _step: UnlearningStep | None
@@ -270,6 +273,7 @@ class Saving(Base):  # type: ignore[misc]
         raise NotImplementedError
 
     def _save_notes(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)  # the process that marks it may come later
         if self._budget is not None:
             self._budget.save(folder, self._note_rank())
         if self._best is not None:
@@ -282,6 +286,10 @@ class Saving(Base):  # type: ignore[misc]
             self._references.logprobs.save(folder / REFERENCE_FILE)
         if self._bound is not None and self._bound.targets.values:
             self._bound.targets.save(folder / TARGETS_FILE)
+        if self._references.states is not None and self._references.states.known:
+            self._references.states.save(folder / INITIAL_FILE)
+        if self._drift is not None and self._drift.known:
+            self._drift.save(folder / DRIFT_FILE)
         state: dict[str, Any] = {}
         if self._calibration is not None:
             state["calibrate_target"] = self._calibration.target

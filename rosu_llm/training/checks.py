@@ -43,10 +43,15 @@ def check_handed_over(kwargs: Mapping[str, Any], *, persistent: bool) -> None:
             )
 
 
+def is_indexable(samples: Any) -> bool:
+    """Whether there are samples that can be counted and read by number."""
+    return hasattr(samples, "__getitem__") and hasattr(samples, "__len__") and len(samples) > 0
+
+
 def paired_sets(dataset: Any) -> Iterator[Any]:
     """Those evaluation sets, of one or several by name, whose items are pairs and can be read by index."""
     for each in dataset.values() if isinstance(dataset, dict) else [dataset]:
-        if hasattr(each, "__getitem__") and hasattr(each, "__len__") and len(each):
+        if is_indexable(each):
             first = each[0]
             if isinstance(first, Mapping) and any(part in first for part in PARTS):
                 yield each
@@ -119,4 +124,17 @@ def check_room(folder: Path, model: Any) -> None:
         raise ConfigError(
             f"output_dir={str(folder)!r} has {free / 2**30:.1f} GiB free, and the model takes {size / 2**30:.1f} GiB: "
             "free some space, or give another --output-dir."
+        )
+
+
+def check_host_memory(needed: int) -> None:
+    """Raise if the host has no room for what ``capture_device='cpu'`` keeps there for all of its processes."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    if needed > free:
+        raise ConfigError(
+            f"capture_device='cpu' keeps {needed / 2**30:.1f} GiB of captured gradients and backup on this host, which "
+            f"has {free / 2**30:.1f} GiB free: leave it out, halve the gradients with capture_dtype='bfloat16', or "
+            "train on more hosts."
         )

@@ -20,12 +20,15 @@ from ..losses import LossSpec, get_loss
 from ..step import Amplifier, resolve
 from ..step.calibration import check_margin
 from ..step.schedules import BETA_NAMES, AutoRadius, BetaSchedule, RhoSchedule
+from ..step.step import check_capture
 from .values import coerce
 
 REDUCTIONS = ("window_tokens", "micro_mean")
 #: Where the targets of bounded forgetting may come from, and what they may be of.
 SOURCES = ("holdout", "base", "alternates")
 LEVELS = ("sequence", "token")
+#: What a budget may bound.
+BUDGETS = ("loss", "kl")
 #: Settings that are a number or one of these names.
 NAMES = {
     "rho": ("auto",),
@@ -78,6 +81,7 @@ class MethodArguments:
     metric: str = _option("metric")
     protect: str = _option("protect")
     memory_decay: float = _option("memory_decay")
+    memory_refresh: int = _option("memory_refresh")
     directions: int = _option("directions")
 
     # -- the amplification ----------------------------------------------------------------------
@@ -117,7 +121,11 @@ class MethodArguments:
 
     # -- a budget for what is kept ---------------------------------------------------------------
     budget: float | None = field(
-        default=None, metadata=_help("Largest relative rise of the loss on budget data, e.g. 0.02; none is no limit.")
+        default=None, metadata=_help("Largest rise of budget_measure on budget data, e.g. 0.02; none is no limit.")
+    )
+    budget_measure: str = field(
+        default="loss",
+        metadata=_help("What budget bounds: loss (its relative rise), or kl (from the initial model, nats per token)."),
     )
     budget_every: int = field(default=10, metadata=_help("Steps between looks at the budget data, and of keep_best."))
     budget_tries: int = field(default=3, metadata=_help("How often the run goes back before it stops."))
@@ -135,6 +143,21 @@ class MethodArguments:
     reduction: str = field(
         default="window_tokens",
         metadata=_help("window_tokens: sum over the window / its count; micro_mean: mean of micro-batch means."),
+    )
+    micro_batch_tokens: int | None = field(
+        default=None,
+        metadata=_help(
+            "Tokens, with padding, of the micro-batches into which a window is cut by length; none: as many as the "
+            "largest collated one has, 0: leave them as they were collated."
+        ),
+    )
+    capture_dtype: str = field(
+        default="float32",
+        metadata=_help("Type that the gradients kept within a step are rounded to: float32 (none) or bfloat16."),
+    )
+    capture_device: str = field(
+        default="model",
+        metadata=_help("Where they and the backup of the weights are kept: model (its device) or cpu (host memory)."),
     )
     upcast: bool = field(
         default=True,
@@ -160,6 +183,14 @@ class MethodArguments:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be positive and finite.")
         if self.reduction not in self.reductions:
             raise unknown("reduction", self.reduction, self.reductions)
+        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 0:
+            raise ConfigError(f"micro_batch_tokens={self.micro_batch_tokens!r} must be at least 1, or 0 for none.")
+        if self.micro_batch_tokens and self.reduction == "micro_mean":
+            raise ConfigError(
+                "micro_batch_tokens cuts windows anew, and reduction='micro_mean' weighs samples by the micro-batch "
+                "they are in: use reduction='window_tokens', or leave micro_batch_tokens out."
+            )
+        check_capture(self.capture_dtype, self.capture_device, self.rule())
         self._check_calibration()
         self._check_depth()
         self._check_budget()
@@ -256,12 +287,18 @@ class MethodArguments:
         for name, least in (("budget_every", 1), ("budget_tries", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be at least {least}.")
+        if self.budget_measure not in BUDGETS:
+            raise unknown("budget_measure", self.budget_measure, BUDGETS)
         if self.budget is None:
+            if self.budget_measure != "loss":
+                raise ConfigError(
+                    f"budget_measure={self.budget_measure!r} has no effect without a budget: set budget, e.g. 0.02, or "
+                    "leave it out."
+                )
             return
         if not (self.budget > 0.0 and isfinite(self.budget)):
-            raise ConfigError(
-                f"budget={self.budget!r} is exceeded from the start: give how far the loss may rise, e.g. 0.02 for 2 %."
-            )
+            limit = "the loss may rise, e.g. 0.02 for 2 %" if self.budget_measure == "loss" else "KL may go, e.g. 0.02"
+            raise ConfigError(f"budget={self.budget!r} is exceeded from the start: give how far {limit}.")
         if self.loss("forget").reference == "activations":
             raise ConfigError("budget bounds the loss of answers, which representation level does not compute.")
 
@@ -290,7 +327,10 @@ class MethodArguments:
 
     def step_settings(self) -> dict[str, Any]:
         """The arguments of :class:`~rosu_llm.UnlearningStep`."""
-        names = "method rho rho_schedule rho_share beta beta_start beta_high beta_low beta_warmup_ratio amplify kappa"
+        names = (
+            "method rho rho_schedule rho_share beta beta_start beta_high beta_low beta_warmup_ratio amplify kappa "
+            "capture_dtype capture_device"
+        )
         return {name: getattr(self, name) for name in (*names.split(), *OPTIONS)}
 
     def method_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..compat import dtype_argument, load_causal_model, loading_whole
 from ..errors import ConfigError, DataError, one_line
 from ..files import part_of
 from ..losses.depth import Depth, sample_nll
-from ..losses.language import IGNORE, answer_mask, logits_of, token_nll
+from ..losses.language import IGNORE, answer_mask, answer_nll
 from ..losses.reference import SampleValues, evaluating, sample_keys
 from ..losses.registry import Batch
 from .config import MethodArguments
@@ -261,8 +261,7 @@ def _measured(
     """Key and loss of every sample: its mean, or that of each answer token; nothing where it has no answer."""
     with evaluating(model):
         for batch in batches:
-            labels, logits = batch["labels"], logits_of(model, batch)
-            mask = answer_mask(labels)
-            values = token_nll(logits, labels) if each_token else sample_nll(logits, labels)[:, None]
+            levels, mask = answer_nll(model, batch), answer_mask(batch["labels"])
+            values = levels if each_token else sample_nll(levels, batch["labels"])[:, None]
             for key, own, keep in zip(sample_keys(batch), values.double().cpu(), mask.cpu(), strict=True):
                 yield key, tuple((own[keep] if each_token else own[: bool(keep.any())]).tolist())

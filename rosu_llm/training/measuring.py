@@ -15,18 +15,19 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
 from ..files import part_of
-from ..losses.language import logits_of
+from ..losses.language import answer_nll
 from ..losses.reference import evaluating
 from ..step import Calibration, UnlearningStep
 from .best import Best
 from .budget import Budget, check_budget_data
 from .checkpoints import MEMORY_FILE, STATE_FILE, load_memory
-from .checks import paired_sets
+from .checks import is_indexable, paired_sets
 from .config import MethodArguments
 from .depth import Bound, Unseen, check_alternates, load_base
+from .drift import Drift
 from .ranks import Ranks
-from .references import References
-from .stored import check_layout, parts_of, read_stored, write_stored
+from .references import INITIAL_FILE, References
+from .stored import check_layout, parts_of, read_stored, whole_retain, write_stored
 from .window import WindowLoss, mean_nll, without_answers
 
 if TYPE_CHECKING:
@@ -75,12 +76,15 @@ class Measuring(Base):  # type: ignore[misc]
     def _build_measurements(self) -> None:
         """What the settings ask for, before the first step."""
         settings = self.method_args
-        self._references = References(settings, self.model, self.layout)
+        listed = all(map(is_indexable, (self.train_dataset, getattr(self.train_dataset, "retain", None))))
+        self._references = References(settings, self.model, self.layout, listed=listed)
         self._calibration = self._build_calibration()
         self._bound = None if settings.forget_until == "off" else Bound(settings, self.args.seed)
         self._budget: Budget | None = None
+        self._drift = Drift() if settings.budget is not None and settings.budget_measure == "kl" else None
         if settings.budget is not None:
-            self._budget = Budget(settings, lambda: self._nll_of(self._budget_data), self._add_metrics)
+            measure = self._drift_from(self._drift) if self._drift else lambda: self._nll_of(self._budget_data)
+            self._budget = Budget(settings, measure, self._add_metrics)
             self.add_callback(self._budget)
         self._best: Best | None = None
         if self._bound is not None and settings.keep_best == "depth":  # after the budget, which may go back
@@ -101,6 +105,20 @@ class Measuring(Base):  # type: ignore[misc]
     def _nll_of(self, dataset: Any) -> float:
         """Mean answer-token NLL of a data set, each process measuring its share."""
         return self._mean_nll(self._counted_once(dataset))
+
+    def _drift_from(self, initial: Drift) -> Callable[[], float]:
+        """Measures the KL on the budget data from what the first measurement, before the first step, keeps."""
+        initial.output_layer(self.model)  # refuse now what could not be measured then
+
+        def measure() -> float:
+            head, context = initial.output_layer(self.model), self.compute_loss_context_manager
+            model = self.model_wrapped
+            if not initial.known:
+                batches = (batch for batch, _ in self._shared(self._budget_data))
+                initial.capture(model, head, batches, context, self._ranks())
+            return initial.measure(model, head, self._shared(self._budget_data), context, self.mean_over_ranks)
+
+        return measure
 
     def _forget_nll(self, losses: Mapping[str, float]) -> float:
         """The forget loss on the scale of the target: mean answer-token NLL."""
@@ -140,9 +158,22 @@ class Measuring(Base):  # type: ignore[misc]
     def compute_references(self, model: nn.Module) -> None:
         """Before the first step, with the model as it is wrapped for training (sharded weights gather themselves)."""
         with self.compute_loss_context_manager():
+            if self._references.wants_states:
+                self._keep_initial_states(model)
             sets = [self.train_dataset, *paired_sets(self.eval_dataset)]
             share = (batch for each in sets for batch in self._forget_share(each))
             self._references.compute(model, lambda: share, self._ranks())
+
+    def _keep_initial_states(self, model: nn.Module) -> None:
+        """Of all retain samples that training, the stored gradients and evaluation will meet."""
+        sets = [self.train_dataset.retain] + ([] if self._memory_data is None else [self._memory_data])
+        for each in paired_sets(self.eval_dataset):
+            sets.append(each.retain if is_indexable(getattr(each, "retain", None)) else each)
+        batches = (batch for each in sets for batch, _ in self._shared(each))
+        listed = (batch.get("retain", batch) for batch in batches if "retain" in batch or "forget" not in batch)
+        pairs = self._batch(self.train_dataset, self._rows(self.train_dataset)[0])
+        file, writer = Path(self.args.output_dir) / INITIAL_FILE, bool(self.is_world_process_zero())
+        self._references.keep_states(model, listed, pairs.get("retain"), self._ranks(), file, writer=writer)
 
     def _forget_batches(self) -> Iterator[Mapping[str, Any]]:
         return (batch["forget"] for batch in self._batches(self.train_dataset) if "forget" in batch)
@@ -171,7 +202,7 @@ class Measuring(Base):  # type: ignore[misc]
         with torch.no_grad(), evaluating(model):
             for batch, own in self._shared(self.train_dataset):
                 with self.compute_loss_context_manager():
-                    measured = self._bound.depth.distance(logits_of(model, batch["forget"]), batch["forget"])
+                    measured = self._bound.depth.distance(answer_nll(model, batch["forget"]), batch["forget"])
                 found += [measured] if own else []
         total = torch.tensor(found, dtype=torch.float64).sum(0)
         distance, count = self.mean_over_ranks(total).tolist()
@@ -192,9 +223,17 @@ class Measuring(Base):  # type: ignore[misc]
             parts = (list(self._counted_once(part)) for part in parts_of(samples, count))
             step.store([loss.closures(model, batches, "retain") for batches in parts])
 
+    def _refresh_memory(self, step: UnlearningStep) -> None:
+        """One pass over all retain data, whose gradient is protected until the next; without dropout."""
+        loss, model = self.window_loss("retain"), self.model_wrapped
+        with evaluating(model):
+            batches = list(self._counted_once(whole_retain(self._memory_data, self.train_dataset)))
+            step.refresh(loss.closures(model, batches, "retain"))
+
     def write_memory(self, path: str | Path) -> None:
         """Store the retain gradients at the weights as they are, and write them to ``path``."""
         check_layout(self.layout)
+        self.compute_references(self.model_wrapped)
         step = self._build_step(self.model_wrapped)
         try:
             self._store_gradients(step)
@@ -228,6 +267,8 @@ class Measuring(Base):  # type: ignore[misc]
         if self._budget is not None:
             known = self._known_state.get("budget", {})
             self._budget.restart(checkpoint, known, self._note_rank(), new_model=new_model)
+        if self._drift is not None:
+            self._drift.restart(checkpoint, new_model=new_model)
         if self._best is not None:
             self._best.restart(checkpoint, self._known_state.get("best", {}), self._note_rank())
         if checkpoint is None and (self._references.needs_logprobs or (self._bound and self._bound.measured)):
@@ -239,9 +280,10 @@ class Measuring(Base):  # type: ignore[misc]
 
     def _restore_step(self, step: UnlearningStep) -> None:
         """The memory and the radius that the step had at the checkpoint."""
-        if (step.rule.remembers is not None or step.rule.stored) and self._resumed_from is not None:
+        rule = step.rule
+        if (rule.remembers is not None or rule.refreshes or rule.stored) and self._resumed_from is not None:
             name, settings = MEMORY_FILE.format(rank=self._note_rank()), self.method_args
-            wanted = "method='forget_only'" if step.rule.stored else f"protect={settings.protect!r}"
+            wanted = "method='forget_only'" if rule.stored else f"protect={settings.protect!r}"
             path = part_of(self._resumed_from, name, wanted)
             step.space.memory.update(load_memory(path, self.args.device))
         if step.radius is not None and "radius" in self._known_state:
@@ -267,13 +309,23 @@ class Measuring(Base):  # type: ignore[misc]
                 raise DataError(f"holdout_dataset is empty: {name}='holdout' has nothing to measure.")
         if settings.budget is not None:
             check_budget_data(self._budget_data)
-        if (self._memory_data is not None or self._memory_file is not None) and not settings.rule().stored:
-            raise ConfigError(
-                f"memory_dataset and memory_file are for method='forget_only', and this is {settings.method!r}: leave "
-                "them out, or change the method."
-            )
+        self._check_memory(train_dataset)
         if settings.forget_until == "alternates":
             check_alternates(self._alternates, train_dataset)
+
+    def _check_memory(self, train_dataset: Any) -> None:
+        rule, method = self.method_args.rule(), self.method_args.method
+        if self._memory_file is not None and not rule.stored:
+            raise ConfigError(
+                f"memory_file is for method='forget_only', and this is {method!r}: leave it out, or change the method."
+            )
+        if self._memory_data is not None and not (rule.stored or rule.refreshes):
+            raise ConfigError(
+                f"memory_dataset is for method='forget_only' and for memory_refresh, and this is {method!r} without: "
+                "leave it out, or set one of them."
+            )
+        if rule.refreshes and train_dataset is not None:
+            whole_retain(self._memory_data, train_dataset)
 
     def _check_indexable(self) -> None:
         if not hasattr(self.train_dataset, "__getitem__") or not hasattr(self.train_dataset, "__len__"):

@@ -60,9 +60,11 @@ class PairedEvaluation(Base):  # type: ignore[misc]
         loss: Tensor | None = None
         with torch.no_grad():
             for part in PARTS:
-                if part in inputs and (part != "forget" or self._references.cover(model, inputs[part])):
+                if part not in inputs:
+                    continue
+                sums = self._eval_parts.setdefault(part, [0.0, 0.0])
+                if self._references.cover(model, inputs[part], part):
                     total, units = self._summed_loss(model, inputs[part], part)
-                    sums = self._eval_parts.setdefault(part, [0.0, 0.0])
                     sums[0] += float(total)
                     sums[1] += float(units)
                     loss = total.detach() / units.clamp(min=1)
@@ -80,6 +82,8 @@ class PairedEvaluation(Base):  # type: ignore[misc]
                 output.metrics[f"{prefix}_loss" if alone else f"{prefix}_{part}_loss"] = total / units
                 if alone and part == "forget":
                     output.metrics[f"{prefix}_forget_loss"] = total / units
+            elif part == "retain":
+                output.metrics.pop(f"{prefix}_loss", None)  # Trainer's mean, here of the forget losses
         return output
 
     def floating_point_ops(self, inputs: Any) -> int:

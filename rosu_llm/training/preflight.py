@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,14 +12,20 @@ from torch import nn
 from ..geometry import BaseRule
 
 #: State tensors per parameter of the optimizers Trainer offers most often; others count as two.
-_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adafactor": 0, "Lion": 1}
+_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
 
 
 @dataclass(frozen=True)
 class Preflight:
     """Passes and estimated bytes of one training step, activations not included.
 
-    ``passes`` counts those over single retain samples too, which are shorter than the others.
+    Attributes:
+        passes: those over single retain samples too, which are shorter than the others.
+        refreshes: one pass over the whole retain data every so many steps comes on top; 0: none.
+        trainable, total: numbers of parameters.
+        buffers: captured gradients and backup, where the model is.
+        host: the same where they are kept in host memory instead.
+        bf16: the model computes in bf16; DeepSpeed then holds weights and gradients in it, beside a float32 master.
     """
 
     passes: int
@@ -28,18 +36,43 @@ class Preflight:
     optimizer: int
     buffers: int
     reference: int
+    refreshes: int = 0
+    host: int = 0
+    bf16: bool = False
 
     @property
     def peak(self) -> int:
-        """Sum of all parts."""
+        """Sum of all parts on the device."""
         return self.weights + self.gradients + self.optimizer + self.buffers + self.reference
 
+    def of_process(self, layout: str, processes: int) -> Preflight:
+        """The same for one of several processes, which share what the layout splits.
+
+        DeepSpeed's optimizer owns a float32 master of the trained weights, split in every stage; what the model
+        computes with is a second copy.
+        """
+
+        def split(size: int, *layouts: str) -> int:
+            return -(-size // processes) if layout in layouts else size
+
+        sharded = ("zero1", "zero2", "zero3", "fsdp2")
+        weights, gradients, master = self.weights, self.gradients, 0
+        if layout.startswith("zero"):
+            master = split(4 * self.trainable, *sharded)
+            if self.bf16:
+                weights, gradients = 2 * self.total, 2 * self.trainable
+        return replace(
+            self,
+            weights=split(weights, "zero3", "fsdp2") + master,
+            gradients=split(gradients, "zero2", "zero3", "fsdp2"),
+            optimizer=split(self.optimizer, *sharded),
+            buffers=split(self.buffers, *sharded),
+            host=split(self.host, *sharded),
+        )
+
     def peak_per_process(self, layout: str, processes: int) -> int:
-        """The same for one of several processes, which share what the layout splits."""
-        split = self.optimizer + self.buffers if layout in ("zero1", "zero2", "zero3", "fsdp2") else 0
-        split += self.gradients if layout in ("zero2", "zero3", "fsdp2") else 0
-        split += self.weights if layout in ("zero3", "fsdp2") else 0
-        return self.peak - split + split // processes
+        """Sum of all parts on the device of one of several processes."""
+        return self.of_process(layout, processes).peak
 
     def line(self) -> str:
         """The sentence that is logged."""
@@ -52,35 +85,82 @@ class Preflight:
             "reference model": self.reference,
         }
         listed = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+        every = f"every {self.refreshes} steps" if self.refreshes > 1 else "every step"
+        whole = f", and one over all retain data {every}" if self.refreshes else ""
+        host = f"; captured gradients and backup {_gib(self.host)} in host memory" if self.host else ""
         return (
-            f"{self.passes} forward+backward passes per step; {self.trainable:,} of {self.total:,} parameters "
-            f"trainable ({share:.3g} %); estimated peak {_gib(self.peak)} without activations ({listed})"
+            f"{self.passes} forward+backward passes per step{whole}; {self.trainable:,} of {self.total:,} parameters "
+            f"trainable ({share:.3g} %); estimated peak {_gib(self.peak)} without activations ({listed}){host}"
         )
 
 
 def preflight(
-    model: nn.Module, rule: BaseRule, optimizer: torch.optim.Optimizer, reference_bytes: int = 0
+    model: nn.Module,
+    rule: BaseRule,
+    optimizer: torch.optim.Optimizer,
+    reference_bytes: int = 0,
+    *,
+    capture_bytes: int | None = None,
+    on_host: bool = False,
+    bf16: bool = False,
 ) -> Preflight:
-    """Estimate from the model and optimizer at hand."""
+    """Estimate from the model and optimizer at hand.
+
+    Args:
+        reference_bytes: of what is kept of the initial model.
+        capture_bytes: per element of a captured gradient; as many as the weight has unless given. The backup is as
+            wide as the weights, which are restored bit for bit.
+        on_host: captured gradients and backup are in host memory.
+        bf16: the model computes in bf16.
+    """
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
     size = sum(_count(p) * p.element_size() for p in trained)
+    captured = size if capture_bytes is None else sum(_count(p) * min(capture_bytes, p.element_size()) for p in trained)
     kept = rule.samples + (len(rule.passes) if rule.perturbs else len(rule.passes) - 1)
     kept += int(rule.perturbs and rule.metric != "euclidean")  # D⁻¹q
-    kept += int(rule.remembers is not None) + rule.stored
-    adaptive = _STATES.get(type(optimizer).__name__, 2)
-    if type(optimizer).__name__ == "SGD" and any(g.get("momentum") for g in optimizer.param_groups):
-        adaptive = 1
+    kept += int(rule.refreshes > 0) + rule.stored
+    wide = int(rule.perturbs) + int(rule.remembers is not None)  # the backup, and an average, which bf16 would stop
+    buffers = kept * captured + wide * size
     return Preflight(
         passes=rule.samples + len(rule.passes) + int(rule.perturbs),
         trainable=sum(_count(p) for p in trained),
         total=sum(_count(p) for p in parameters),
         weights=sum(_count(p) * p.element_size() for p in parameters),
         gradients=size,
-        optimizer=adaptive * size,
-        buffers=(kept + int(rule.perturbs)) * size,
+        optimizer=_states(optimizer, trained),
+        buffers=0 if on_host else buffers,
         reference=reference_bytes,
+        refreshes=rule.refreshes,
+        host=buffers if on_host else 0,
+        bf16=bf16,
     )
+
+
+def capture_options(settings: Any) -> dict[str, Any]:
+    """``capture_dtype`` and ``capture_device`` of the method's settings, as :func:`preflight` takes them."""
+    return {
+        "capture_bytes": 2 if getattr(settings, "capture_dtype", "float32") == "bfloat16" else None,
+        "on_host": getattr(settings, "capture_device", "model") == "cpu",
+    }
+
+
+def _states(optimizer: torch.optim.Optimizer, trained: Sequence[nn.Parameter]) -> int:
+    """Bytes of the optimizer's state; what has 8-bit states is counted as if they were as wide as the weights."""
+    kind, options = type(optimizer).__name__, optimizer.defaults
+    if kind == "Adafactor":
+        return sum(_factors(p, first_moment=options.get("beta1") is not None) * p.element_size() for p in trained)
+    count = _STATES.get(kind, 2)
+    if kind == "SGD" and any(g.get("momentum") for g in optimizer.param_groups):
+        count = 1
+    return count * sum(_count(p) * p.element_size() for p in trained)
+
+
+def _factors(parameter: nn.Parameter, *, first_moment: bool) -> int:
+    """Elements of Adafactor's state: a matrix's second moment is kept as row and column sums."""
+    count, shape = _count(parameter), getattr(parameter, "ds_shape", parameter.shape)
+    second = count // shape[-1] + count // shape[-2] if len(shape) >= 2 else count
+    return second + (count if first_moment else 0)
 
 
 def _count(parameter: nn.Parameter) -> int:

@@ -33,6 +33,17 @@ def parts_of(samples: Any, count: int) -> Iterator[list[Any]]:
         yield [samples[i] for i in range(first, len(samples), count)]
 
 
+def whole_retain(given: Any, dataset: Any) -> Any:
+    """All retain samples: those ``given``, else those that the training data lists."""
+    samples: Any = getattr(dataset, "retain", None) if given is None else given
+    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")) or len(samples) == 0:
+        raise DataError(
+            f"memory_refresh takes the gradient of all retain samples, and a {type(dataset).__name__} does not list "
+            "them: pass memory_dataset=…, train on a ForgetRetainDataset, or set memory_refresh=0."
+        )
+    return samples
+
+
 def check_layout(layout: str) -> None:
     """Raise where a process holds only a part of every gradient."""
     if layout not in ("local", "ddp"):

@@ -102,7 +102,7 @@ SUPPORT: dict[str, Support] = {
     "resume_from_checkpoint": Support(WORKS, "true, a folder, or auto: the newest checkpoint if there is one"),
     "eval_strategy": Support(WORKS, "in Python, with an eval_dataset; rosu train has no evaluation data"),
     "eval_on_start": Support(WORKS, "in Python, with an eval_dataset; rosu train has no evaluation data"),
-    "torch_compile": Support(WORKS, "not with jacobian exact, no_a1 or no_a2"),
+    "torch_compile": Support(WORKS, "weights as without it, to rounding; not with jacobian exact, no_a1 or no_a2"),
     "torchdynamo": Support(WORKS, "not with jacobian exact, no_a1 or no_a2"),
     "use_liger_kernel": Support(
         WORKS, "its norms and layers, not its fused loss; not with jacobian exact, no_a1, no_a2"

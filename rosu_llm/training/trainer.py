@@ -10,8 +10,10 @@ optimizer's step, so a step that is skipped (fp16 overflow) pulls nothing.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -27,13 +29,15 @@ from transformers import Trainer, TrainerCallback
 from ..compat import dtype_argument, load_causal_model, transformers_is
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..errors import ConfigError, EmptyUpdateError
+from ..losses.registry import Batch
 from ..space import ParameterSpace
 from ..space.select import select_space
 from ..step import Closure, Outcome, UnlearningStep, over_steps
-from .adapter import add_adapter
+from .adapter import add_adapter, let_gradients_through
 from .checkpoints import Saving, resolve_resume
 from .checks import (
     check_handed_over,
+    check_host_memory,
     check_model,
     check_optimizer,
     check_room,
@@ -47,7 +51,9 @@ from .paired_evaluation import PairedEvaluation
 from .per_sample import sample_closures
 from .precision import prepare_precision
 from .preemption import stopping_on_signals, without_jit_checkpoint
-from .preflight import Preflight, preflight
+from .preflight import Preflight, capture_options, preflight
+from .references import INITIAL_FILE
+from .regroup import check_budget_of_tokens, regroup
 from .supported import check_training_arguments
 from .window import WindowLoss, check_batch
 
@@ -90,8 +96,8 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         alternates_dataset: for each forget sample a list of samples with other answers to its question, for
             ``forget_until="alternates"``.
         budget_dataset: samples that take no part in training, for ``budget``.
-        memory_dataset: retain samples whose gradients are stored before the first step, for ``forget_only``; those of a
-            :class:`ForgetRetainDataset` if not given.
+        memory_dataset: retain samples whose gradients are stored before the first step, for ``forget_only``, or every
+            so many steps, for ``memory_refresh``; those of a :class:`ForgetRetainDataset` if not given.
         memory_file: gradients that 'rosu memory build' has stored, in place of them.
         base_model: the model before it learned the forget samples, or its name, for ``forget_until="base"``.
         peft_config: wrap the model in this adapter first.
@@ -147,6 +153,12 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
             super().__init__(model, args, *rest, **kwargs)
         self.layout = check_layout(self.accelerator, self.model, self.args.n_gpu)
         self._check_samples()
+        if settings.capture_dtype == "bfloat16" and self.accelerator.mixed_precision == "fp16":
+            raise ConfigError(
+                "capture_dtype='bfloat16' with fp16=True: a gradient that loss scaling saved from underflow would lose "
+                "its digits after all. Train with bf16=True, or leave capture_dtype out."
+            )
+        check_budget_of_tokens(settings.micro_batch_tokens, dataset)
         check_second_derivatives(settings, self.args, self.model, self.layout)
         if hasattr(dataset, "set_epoch"):
             self.add_callback(_EpochPairing(dataset))
@@ -181,6 +193,8 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         check_model(model)
         if peft_config is not None:
             model = add_adapter(model, peft_config, args.seed)  # Trainer seeds later
+        if getattr(args, "gradient_checkpointing", False):
+            let_gradients_through(model)
         self._prepare_precision(model, args)
         return model
 
@@ -226,6 +240,9 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
                 result = super().train(checkpoint, *args, **kwargs)
         finally:
             self._release()
+            if self.args.should_save:  # what is mapped stays readable
+                with contextlib.suppress(OSError):
+                    (Path(self.args.output_dir) / INITIAL_FILE).unlink(missing_ok=True)
         if self._window:  # transformers 4.51 where an epoch is shorter than a window, for any trainer
             raise EmptyUpdateError(
                 f"Trainer ended with {len(self._window)} micro-batches that no step was made of: an epoch has fewer "
@@ -270,23 +287,27 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         return bool(short and self.accelerator.gradient_state.end_of_dataloader)
 
     def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
+        self.compute_references(model)
         step = self._step or self._build_step(model)
         if step.rule.stored and not step.space.memory:
             self._store_gradients(step)
+        if step.refresh_due(self.state.global_step):
+            self._refresh_memory(step)
         if self._budget is not None:
             self._budget.begin(step)
-        self.compute_references(model)
         losses = {part: self.window_loss(part) for part in step.rule.passes}
         if self._bound is not None:
             self._measure_targets(model, self._bound)
             if self._best is not None:
                 self._best.begin(step)
             losses["forget"] = replace(losses["forget"], depth=self._bound.depth)
-        longest = self._longest_window(len(batches))
+        parts = self._micro_batches({part: [b[part] for b in batches] for part in losses})
+        longest = self._longest([len(parts[part]) for part in losses])
         window = {
-            part: loss.closures(model, [b[part] for b in batches], part, longest) for part, loss in losses.items()
+            part: loss.closures(model, parts[part], part, count)
+            for (part, loss), count in zip(losses.items(), longest, strict=True)
         }
-        samples = self._sample_closures(model, batches, longest) if step.rule.samples else []
+        samples = self._sample_closures(model, batches) if step.rule.samples else []
         outcome = step.compute(
             window, samples, step=self.state.global_step, total=self.state.max_steps, remaining=self._remaining()
         )
@@ -297,7 +318,12 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
             self._after_optimizer_step()
         return outcome
 
-    def _sample_closures(self, model: nn.Module, batches: Sequence[Mapping[str, Any]], longest: int) -> list[Closure]:
+    def _micro_batches(self, parts: Mapping[str, Sequence[Batch]]) -> dict[str, list[Batch]]:
+        """What each pass goes through, from the batches as they were collated."""
+        tokens = self.method_args.micro_batch_tokens
+        return regroup(parts, 0 if self.method_args.reduction == "micro_mean" else tokens)
+
+    def _sample_closures(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> list[Closure]:
         """Losses of single retain samples of the window, for rules that protect their gradients."""
         return sample_closures(
             self.window_loss("retain"),
@@ -305,7 +331,7 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
             [b["retain"] for b in batches],
             self._ranks(),
             count=self.method_args.rule().samples,
-            longest=longest,
+            longest=self._longest([len(batches)])[0],
             seed=self.args.seed,
             step=self.state.global_step,
         )
@@ -352,7 +378,13 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         self._restore_step(step)
         if self.layout != "zero":  # there the engine steps, group by group, and the pull follows the whole step
             self._pull_hook = optimizer.register_step_post_hook(self._after_optimizer_step)
-        self.preflight = preflight(self.model, step.rule, optimizer, self._reference_bytes())
+        self.preflight = preflight(
+            self.model, step.rule, optimizer, self._reference_bytes(), **capture_options(settings)
+        )
+        if self.preflight.host and self.args.device.type != "cpu":
+            parts = self.accelerator.num_processes if self.layout in ("fsdp2", "zero") else 1
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            check_host_memory(here * -(-self.preflight.host // parts))
         where = (settings.method, self.layout, self.accelerator.num_processes)
         logger.info("method %s, layout %s, %d processes: %s", *where, self.preflight.line())
         return step
@@ -374,12 +406,13 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
             self._metrics.clear()
         super().log(logs, *args, **kwargs)
 
-    def _longest_window(self, length: int) -> int:
-        """Micro-batches of the longest window over all ranks: every rank must join every collective."""
+    def _longest(self, counts: Sequence[int]) -> list[int]:
+        """For each count the largest over all ranks: every rank must join every collective."""
         if self.accelerator.num_processes == 1:
-            return length
-        lengths = self.accelerator.gather(torch.tensor([length], device=self.accelerator.device))
-        return int(lengths.max())
+            return list(counts)
+        everyone = self.accelerator.gather(torch.tensor(counts, device=self.accelerator.device))
+        found: list[int] = everyone.view(-1, len(counts)).amax(0).tolist()
+        return found
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
         if self.accelerator.num_processes == 1:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import DataError
-from ..losses import COUNT, LossContext, LossSpec, logits_of, token_nll
+from ..losses import COUNT, LossContext, LossSpec, answer_nll
 from ..losses.depth import Depth
 from ..losses.language import IGNORE
 from ..losses.reference import evaluating
@@ -90,9 +90,11 @@ class WindowLoss:
         """The batch's sum over its units, times ``weight``."""
         gate = self.depth.gate(batch) if self.depth is not None and weight else None
 
+        context = replace(self.context, gate=gate)
+
         def closure() -> Tensor:
             with self.forward_context(), gate.on(model) if gate else nullcontext():
-                return self.spec.function(model, batch, self.context) * weight
+                return self.spec.function(model, batch, context) * weight
 
         return closure
 
@@ -119,7 +121,7 @@ def mean_nll(
     with evaluating(model):
         for batch in batches:
             with forward_context():
-                total = token_nll(logits_of(model, batch), batch["labels"]).double().sum()
+                total = answer_nll(model, batch).double().sum()
             found.append(torch.stack([total, COUNT["token"](batch).to(total)]))
     sums = torch.stack(found).sum(0).cpu() if found else torch.zeros(2, dtype=torch.float64)
     summed, counted = mean_over_ranks(sums).tolist()

@@ -18,7 +18,12 @@ BUDGET = {"budget": 1e-9, "budget_every": 2, "budget_tries": 5, "learning_rate":
 BEST = {"method": "graddiff", "forget_until": 4.3, "forget_margin": 0.01, "keep_best": "depth", "budget_every": 1}
 #: Of forty retain samples three batches of a part are counted by two processes, one of them twice.
 STORED = {"method": "forget_only", "directions": 3}
-SAVING = {"save_strategy": "steps", "save_steps": 2, "forget_loss": "npo"}
+#: Two passes over the retain data, a checkpoint between them, and a budget that is measured but never exceeded.
+REFRESHED = {"protect": "both", "memory_refresh": 3, "budget": 10.0, "budget_measure": "kl", "budget_every": 1}
+#: Hidden states of the initial model in place of a copy, which sharding refuses.
+DIVERGENCE = {"retain_loss": "kl", "max_steps": 4}
+SAVED = {"save_strategy": "steps", "save_steps": 2}
+SAVING = {**SAVED, "forget_loss": "npo"}
 
 EVERYWHERE: Cases = {
     "plain": {},
@@ -30,13 +35,19 @@ EVERYWHERE: Cases = {
     "budget": BUDGET,
     "best": {**BEST, "learning_rate": 0.03},
     "stored": STORED,
+    "refreshed": {**REFRESHED, **SAVED},
     "uneven": {"uneven": True, "max_steps": 7, "calibrate": "holdout"},
 }
 BESIDES: dict[str, Cases] = {
-    "ddp": {"twenty": {"max_steps": 20, "calibrate": "holdout"}, "unlike": {"unlike": True}},
-    "zero3": {"based": BASED},
+    "ddp": {
+        "twenty": {"max_steps": 20, "calibrate": "holdout"},
+        "unlike": {"unlike": True},
+        "divergence": {**DIVERGENCE, **SAVED},
+    },
+    "zero3": {"based": BASED, "divergence": {**DIVERGENCE, **SAVED}},
     "fsdp2": {
         "based": BASED,
+        "divergence": {**DIVERGENCE, **SAVED},
         "evaluated": {"evaluate": True, "eval_strategy": "steps", "eval_steps": 1},
         "bf16": {"bf16": True, "max_steps": 2, "rho": 1.0},
         "full": {**SAVING, "state_dict": "FULL_STATE_DICT"},
@@ -59,8 +70,9 @@ HESSIANS: Cases = {mode: {"jacobian": mode} for mode in ("relaxed", "exact", "no
 
 def alone() -> Cases:
     """What one process trains for comparison."""
-    names = ("plain", "calibrated", "bounded", "best", "stored")
-    return {**{name: EVERYWHERE[name] for name in names}, "lora": ADAPTER, "based": BASED, **PER_SAMPLE, **HESSIANS}
+    names = ("plain", "calibrated", "bounded", "best", "stored", "refreshed")
+    found = {name: EVERYWHERE[name] for name in names} | {"lora": ADAPTER, "based": BASED, "divergence": DIVERGENCE}
+    return {**found, **PER_SAMPLE, **HESSIANS}
 
 
 def spread(deepspeed: bool) -> Plan:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.cases import LAYOUTS
+from tests.distributed.cases import DIVERGENCE, LAYOUTS, REFRESHED
 from tests.distributed.conftest import Runs
 from tests.distributed.processes import Cases, Plan, Run, flat, start_faulty, train
 from tests.models import tiny_llama
@@ -72,10 +72,14 @@ def resumed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
     for layout in LAYOUTS:
         if layout.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
             continue
-        names = {"saving": {}, **({"full": {"state_dict": "FULL_STATE_DICT"}} if layout == "fsdp2" else {})}
+        names: Cases = {"saving": {"forget_loss": "npo"}, "refreshed": REFRESHED}
+        if layout == "fsdp2":
+            names["full"] = {"forget_loss": "npo", "state_dict": "FULL_STATE_DICT"}
+        if "divergence" in runs(layout):
+            names["divergence"] = DIVERGENCE
         plan[layout] = {
-            name: {"forget_loss": "npo", "resume": str(runs(layout)[name].folder / "run" / "checkpoint-2"), **extra}
-            for name, extra in names.items()
+            name: {**settings, "resume": str(runs(layout)[name].folder / "run" / "checkpoint-2")}
+            for name, settings in names.items()
         }
     return train(plan, tmp_path_factory.mktemp("resumed"))
 
@@ -84,7 +88,7 @@ def resumed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
 def test_resuming_reproduces_the_uninterrupted_run(layout: str, runs: Runs, resumed: dict[str, dict[str, Run]]) -> None:
     """To the bit."""
     for name, before in runs(layout).items():
-        if name in ("saving", "full"):
+        if name in ("saving", "full", "refreshed", "divergence"):
             again = resumed[layout][name]
             assert len(again.logs) == 4  # two steps of the first run's history, two of its own
             assert torch.equal(again.vector, before.vector)
@@ -137,6 +141,29 @@ def test_every_layout_ends_with_the_closest_weights(layout: str, runs: Runs) -> 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_stores_the_gradients_of_one_process(layout: str, runs: Runs) -> None:
     assert difference(runs(layout)["stored"], runs("local")["stored"]) < 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_takes_the_whole_retain_gradient_of_one_process(layout: str, runs: Runs) -> None:
+    assert difference(runs(layout)["refreshed"], runs("local")["refreshed"]) < 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_measures_the_same_divergence_from_the_initial_model(layout: str, runs: Runs) -> None:
+    """From hidden states of all processes, and an output layer that is whole while it runs."""
+    seen = [entry["budget/kl"] for entry in runs("local")["refreshed"].logs]
+    assert min(seen) > 1e-3
+    assert [entry["budget/kl"] for entry in runs(layout)["refreshed"].logs] == pytest.approx(seen, rel=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "zero3"])
+def test_divergence_from_the_initial_model_as_retain_loss(layout: str, runs: Runs) -> None:
+    """Every process takes the initial distributions from hidden states that all of them computed."""
+    spread, truth = runs(layout)["divergence"], runs("local")["divergence"]
+    assert truth.logs[-1]["loss/retain"] > 1e-4
+    assert difference(spread, truth) < 1e-4
+    for mine, theirs in zip(spread.logs, truth.logs, strict=True):
+        assert mine["loss/retain"] == pytest.approx(theirs["loss/retain"], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

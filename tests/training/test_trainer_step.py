@@ -129,6 +129,60 @@ def test_gradient_checkpointing_changes_nothing_with_dropout_on(tmp_path: Path) 
     assert torch.equal(results[0], results[1])
 
 
+def adapter_after(folder: Path, dtype: torch.dtype, **settings: Any) -> torch.Tensor:
+    """The adapter of a frozen Llama after two steps; B starts at zero."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    lora = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = peft.get_peft_model(tiny_llama(dtype=dtype), lora)
+    train(model, folder, max_steps=2, **settings)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all(bool(p.any()) for name, p in trained.items() if "lora_B" in name)
+    return flat(trained.values())
+
+
+@pytest.mark.parametrize(("dtype", "bf16"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_adapters_train_behind_checkpointed_frozen_layers(tmp_path: Path, dtype: torch.dtype, bf16: bool) -> None:
+    plain = adapter_after(tmp_path, dtype, bf16=bf16)
+    for reentrant in (True, False):
+        how = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+        found = adapter_after(tmp_path, dtype, bf16=bf16, **how)
+        assert float((found - plain).abs().max()) <= 1e-6
+
+
+def test_adapters_train_also_where_transformers_opens_no_path_for_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before transformers 5, where no gradient came through frozen layers with reentrant checkpointing."""
+    from functools import partial
+
+    from torch.utils.checkpoint import checkpoint
+    from transformers import LlamaForCausalLM
+
+    def enable(self: Any, gradient_checkpointing_kwargs: Any = None, **_: Any) -> None:
+        how = partial(checkpoint, **gradient_checkpointing_kwargs)
+        self._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=how)
+
+    plain = adapter_after(tmp_path, torch.float32)
+    monkeypatch.setattr(LlamaForCausalLM, "gradient_checkpointing_enable", enable)
+    how = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    assert float((adapter_after(tmp_path, torch.float32, **how) - plain).abs().max()) <= 1e-6
+    monkeypatch.setattr("rosu_llm.training.trainer.let_gradients_through", lambda model: None)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        adapter_after(tmp_path, torch.float32, **how)
+
+
+def test_a_compiled_model_gives_the_same_weights(tmp_path: Path) -> None:
+    """The graph reads weights as inputs, so that it sees them perturbed and restored."""
+    results = []
+    for settings in ({}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}):
+        model = tiny_llama(num_hidden_layers=1)
+        train(model, tmp_path, max_steps=3, **settings)
+        results.append(flat(model.parameters()))
+    moved = (results[0] - flat(tiny_llama(num_hidden_layers=1).parameters())).norm()
+    assert float((results[1] - results[0]).norm() / moved) <= 1e-5
+
+
 def test_rho_to_zero_is_retain_descent_plus_the_pull(tmp_path: Path) -> None:
     model = CleanLM().double()
     w, retain = algorithm_1(model, FORGET, RETAIN, eta=0.1, rho=1.0, beta=0.0, eps_q=float("inf"))
