@@ -209,6 +209,7 @@ def test_every_export_exists() -> None:
         "bench_methods.py",
         "bench_per_sample.py",
         "bench_step.py",
+        "bench_windows.py",
         "bench_wmdp.py",
         "memory_neutrality.py",
     ],

@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from .common import add_launch_flags, launch, read_settings, shutdown
 
@@ -23,9 +28,17 @@ def main(argv: Sequence[str]) -> int:
     add_launch_flags(parser)
     parser.add_argument("--smoke", action="store_true", help="two steps on a toy model and toy data, to check the rest")
     parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="print memory per device and passes per step on 1 to 8 devices in every layout, load nothing, and stop",
+    )
+    parser.add_argument(
         "--list-settings", action="store_true", help="print the method's and the run's settings and stop"
     )
     options, rest = parser.parse_known_args(argv)
+    if options.estimate:
+        _print_estimate(read_settings(options.config, rest), smoke=options.smoke)
+        return 0
     if options.accelerate_config or options.num_processes is not None:
         return launch(options.accelerate_config, options.num_processes, argv)
     if options.list_settings:
@@ -45,6 +58,29 @@ def main(argv: Sequence[str]) -> int:
         run(build(values))
     shutdown()
     return 0
+
+
+def _print_estimate(values: Mapping[str, Any], *, smoke: bool) -> None:
+    """The table of every layout; with ``smoke`` of a toy model."""
+    from rich.console import Console
+
+    from ..presentation.estimate import estimate_section
+    from ..presentation.writers import print_section
+    from ..recipes.estimate import estimate
+    from ..recipes.settings import build
+
+    # The estimate is about devices, which need not be here.
+    asked = {**values, "use_cpu": True}
+    with TemporaryDirectory() if smoke else nullcontext() as scratch:
+        if scratch is not None:
+            from ..toys import toy_values
+
+            asked = toy_values(asked, Path(scratch))
+        recipe = build(asked)
+        with redirect_stdout(sys.stderr):  # what libraries say is no part of the result
+            needs = estimate(recipe)
+    name = "a toy" if smoke else str(recipe.arguments.model_name_or_path)
+    print_section(estimate_section(recipe, needs, name), Console())
 
 
 def _list_settings() -> None:

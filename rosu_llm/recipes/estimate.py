@@ -11,26 +11,33 @@ from typing import Any
 import torch
 
 from ..compat import dtype_argument
+from ..errors import ConfigError, one_line
 from ..representation.config import RepresentationConfig
 from ..representation.loading import shortened
-from ..representation.names import check_target, layer_stack, text_config, trainable_names
+from ..representation.names import check_target, layer_index, layer_stack, text_config, trainable_names
 from ..training.adapter import add_adapter
 from ..training.config import ROSUConfig
 from ..training.precision import prepare_precision
-from ..training.preflight import Preflight, preflight
+from ..training.preflight import Preflight, capture_options, preflight
 from ..training.window import PARTS
+from .activations import pass_shape
 from .next_token import lora_config
 from .prepare import check_config, not_loaded
 from .settings import Recipe, RunArguments
+from .spreading import StepShape
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes: of a training step, of what is saved at the end, and of all checkpoints that are there at once."""
+    """Bytes: of a training step, of what is saved at the end, and of all checkpoints that are there at once.
+
+    ``shape`` is what the step is made of, for its activations and for other layouts.
+    """
 
     step: Preflight
     saved: int
     checkpoints: int
+    shape: StepShape
 
     @property
     def disk(self) -> int:
@@ -39,7 +46,7 @@ class Needs:
 
 
 def estimate(recipe: Recipe) -> Needs:
-    """The needs of a run on one process, activations not included."""
+    """The needs of a run on one process."""
     from transformers import AutoConfig
 
     arguments, config = recipe
@@ -59,15 +66,69 @@ def estimate(recipe: Recipe) -> Needs:
     with _quiet():
         prepare_precision(model, upcast=config.upcast, autocast=True)
     trained = _size(p for p in model.parameters() if p.requires_grad)
-    kept_whole = any(config.loss(part).reference == "logits" for part in PARTS) and arguments.lora_r is None
-    reference = trained if recipe.representation_level else _size(model.parameters()) if kept_whole else 0
-    step = preflight(model, config.rule(), _optimizer(model, config), reference)
+    kept = {config.loss(part).reference for part in PARTS} if arguments.lora_r is None else set()
+    reference = trained if recipe.representation_level else _size(model.parameters()) if "logits" in kept else 0
+    whole = reference > 0
+    if not whole and "distributions" in kept:
+        reference = _size(model.get_output_embeddings().parameters())  # hidden states are in a file
+    bf16 = config.bf16 or (recipe.representation_level and arguments.dtype == "bfloat16")
+    step = preflight(model, config.rule(), _optimizer(model, config), reference, **capture_options(config), bf16=bf16)
     checkpoint = trained if saved is not None or arguments.lora_r is not None else _size(model.parameters())
     full = checkpoint + (0 if getattr(config, "save_only_model", False) else step.optimizer)
     strategy = getattr(config.save_strategy, "value", config.save_strategy)
     # one more than stay: the oldest is deleted after the newest is written
     count = 0 if strategy == "no" else 1 + (config.save_total_limit or 1)
-    return Needs(step, checkpoint if saved is None else saved, count * full)
+    return Needs(
+        step, checkpoint if saved is None else saved, count * full, _shape(recipe, model, described, step, whole)
+    )
+
+
+def micro_batch(recipe: Recipe) -> tuple[int, int]:
+    """Tokens that a micro-batch may have at most, and the longest sample."""
+    arguments, config = recipe
+    given = arguments.max_length
+    length = given if isinstance(given, int) else max(given)
+    collated = config.per_device_train_batch_size * arguments.retain_per_forget * length
+    return max(length, config.micro_batch_tokens or collated), length
+
+
+def _shape(recipe: Recipe, model: Any, described: Any, step: Preflight, whole: bool) -> StepShape:
+    arguments, config = recipe
+    tokens, _ = micro_batch(recipe)
+    try:
+        stack = layer_stack(model, getattr(config, "layer_stack", None))
+    except ConfigError:  # no model that training refuses: what its layers take is left out
+        stack = ""
+    sizes: dict[int | None, int] = {}
+    for name, parameter in model.named_parameters():
+        at = layer_index(name, stack) if stack else None
+        sizes[at] = sizes.get(at, 0) + parameter.numel()
+    trained = [layer_index(name, stack) for name, p in model.named_parameters() if p.requires_grad and stack]
+    first = min((at for at in trained if at is not None), default=0)
+    head, embedding = getattr(model, "get_output_embeddings", lambda: None)(), model.get_input_embeddings()
+    linear = {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.weight.dtype == torch.float32}
+    rule = config.rule()
+    return StepShape(
+        memory=step,
+        work=pass_shape(
+            described,
+            layers=config.target_layer - first + 1 if isinstance(config, RepresentationConfig) else None,
+            tokens=tokens,
+            stream=embedding.weight.element_size(),
+            bf16=step.bf16,
+            checkpointing=config.gradient_checkpointing,
+            adapter=arguments.lora_r is not None or recipe.representation_level,
+            compiled=config.torch_compile,
+        ),
+        micro_batches=config.gradient_accumulation_steps,
+        layer=max((size for at, size in sizes.items() if at is not None), default=0),
+        outside=sizes.get(None, 0),
+        tied=embedding.weight.numel() if head is not None and head.weight is embedding.weight else 0,
+        copied=sum(weight.numel() for weight in linear),
+        perturbs=rule.perturbs,
+        pulls=rule.pulls and config.amplify != "optimizer",
+        whole=whole or rule.needs_hessian,
+    )
 
 
 def _whole(described: Any, arguments: RunArguments, config: ROSUConfig) -> Any:
@@ -105,7 +166,10 @@ def _built(kind: Any, described: Any, arguments: RunArguments) -> Any:
 def _optimizer(model: Any, config: ROSUConfig) -> torch.optim.Optimizer:
     from transformers import Trainer
 
-    made, options = Trainer.get_optimizer_cls_and_kwargs(config)
+    try:
+        made, options = Trainer.get_optimizer_cls_and_kwargs(config)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"optim={str(getattr(config.optim, 'value', config.optim))!r}: {one_line(error)}") from error
     optimizer: torch.optim.Optimizer = made([p for p in model.parameters() if p.requires_grad], **options)
     return optimizer
 

@@ -191,9 +191,13 @@ def test_a_recipe_is_compared_with_memory_and_disk(tmp_path: Path, monkeypatch: 
     document, _, _ = examined(monkeypatch, fine, recipe=build(values))
     assert document["problems"] == [] and document["needs"]["model"] == "model"
     memory = {entry["name"]: entry["memory"] for entry in document["needs"]["layouts"]}
-    assert memory["ZeRO-3"] == memory["FSDP2"] == memory["DDP"] // 2 == memory["one process"] // 2
+    assert memory["FSDP2"] == memory["DDP"] // 2 == memory["one process"] // 2
+    assert memory["ZeRO-3"] == memory["FSDP2"] + size // 2  # the optimizer's own copy of the weights
     document, _, _ = examined(monkeypatch, fine, recipe=build({**values, "retain_loss": "kl"}))
-    assert [entry["name"] for entry in document["needs"]["layouts"]] == ["one process", "DDP"]  # a whole second model
+    head = tiny_llama().lm_head.weight.numel() * 4
+    assert {e["name"]: e["memory"] for e in document["needs"]["layouts"]} == {n: m + head for n, m in memory.items()}
+    document, _, _ = examined(monkeypatch, fine, recipe=build({**values, "jacobian": "exact"}))
+    assert [entry["name"] for entry in document["needs"]["layouts"]] == ["one process", "DDP"]  # whole weights
     monkeypatch.setattr(machine, "free_memory", lambda: 1000)
     monkeypatch.setattr(examine, "free_disk", lambda folder: 1 << 17 if folder.name == "out" else 1 << 40)
     document, _, _ = examined(monkeypatch, fine, recipe=build(values))

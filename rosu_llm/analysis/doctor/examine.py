@@ -169,7 +169,7 @@ def _fits(
 ) -> dict[str, Any]:
     """Memory of every layout that works here, and the disk, against what the recipe takes."""
     # what keeps a whole initial model or runs layers one by one is refused where weights are split
-    possible = ("local", *LAYOUTS) if needs.step.reference == 0 else ("local", "ddp")
+    possible = ("local", *LAYOUTS) if not needs.shape.whole else ("local", "ddp")
     on_device = min((device["free"] for device in devices if "free" in device), default=None)
     layouts, problems = [], []
     for row in rows:

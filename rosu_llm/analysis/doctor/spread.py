@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,7 @@ class SpreadModel:
         device: of this process.
         samples: of each part of a global window; a multiple of processes × accumulation.
         mean: in place of the mean over processes, for those who count what it exchanges.
+        zero: further settings of ``zero_optimization``.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class SpreadModel:
         accumulation: int = 2,
         samples: int = 24,
         mean: Mean | None = None,
+        zero: Mapping[str, Any] | None = None,
     ) -> None:
         self._layout, self._device, self._accumulation, self._samples = layout, device, accumulation, samples
         alone = layout == "local"
@@ -96,7 +98,7 @@ class SpreadModel:
         }[optimizer]
         self.module: Any = self.model
         if layout.startswith("zero"):
-            used = self._to_deepspeed(make, int(layout[-1]))
+            used = self._to_deepspeed(make, {"stage": int(layout[-1]), **(zero or {})})
         else:
             if layout == "fsdp2":
                 self._shard()
@@ -121,14 +123,14 @@ class SpreadModel:
             fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
 
-    def _to_deepspeed(self, make: Callable[[Any], Any], stage: int) -> Any:
+    def _to_deepspeed(self, make: Callable[[Any], Any], zero: Mapping[str, Any]) -> Any:
         import deepspeed
 
         deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": self._accumulation,
-            "zero_optimization": {"stage": stage},
+            "zero_optimization": dict(zero),
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "gradient_clipping": 0.0,

@@ -109,7 +109,7 @@ def _check(recipe: Recipe) -> None:
             "The orthogonality audit is for next-token losses: at the model as loaded a representation-level retain "
             "loss is zero, and so is its gradient. Set forget_loss and retain_loss to nll."
         )
-    if config.loss("retain").reference == "logits":
+    if config.loss("retain").reference in ("logits", "distributions"):
         raise ConfigError(
             f"retain_loss={config.retain_loss!r} compares with the model as loaded, where its gradient vanishes: audit "
             "with --retain-loss nll."

@@ -14,7 +14,7 @@ from ...data.pairing import ForgetRetainCollator
 from ...data.people import SPLITS, Corpus, generate
 from ...data.question_answer import QuestionAnswerDataset
 from ...evaluation.memorisation import greedy, is_degenerate, membership_auc, score
-from ...losses import COUNT, logits_of, token_nll
+from ...losses import COUNT, answer_nll
 from ..attempt import Steps
 
 
@@ -113,7 +113,7 @@ def learn(
         order = torch.randperm(len(samples), generator=generator).tolist()
         for start in range(0, len(order), batch_size):
             batch = collate([samples[i] for i in order[start : start + batch_size]])
-            loss = token_nll(logits_of(model, batch), batch["labels"]).sum() / COUNT["token"](batch)
+            loss = answer_nll(model, batch).sum() / COUNT["token"](batch)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
