@@ -1,4 +1,6 @@
-"""How neutral a step is to the whole retain set, when a batch, a memory of batches, or stored gradients are protected.
+"""How neutral a step is to the whole retain set, by what is protected: a batch, a memory, or stored gradients.
+
+The memory is an average over batches, or the gradient of the whole retain set, taken anew every few steps.
 
 On the embedded people: the model that knows everybody takes steps of unlearning. Every few steps the gradient r of all
 retain samples is computed, and compared with the retain gradients that were protected and with δ (with v where there is
@@ -52,6 +54,8 @@ def measure(
     for t in range(steps):
         drawn = {"forget": draw(forget), "retain": draw(retain)}
         window = {part: [lambda rows=rows: loss(rows)] for part, rows in drawn.items()}
+        if step.refresh_due(t):
+            step.refresh(lambda: loss(retain))
         if t % every == every - 1:
             whole = flat(torch.autograd.grad(loss(retain), list(model.parameters())))
         outcome = step.compute(window, step=t, total=steps)
@@ -96,6 +100,10 @@ def main() -> None:
     for decay in (0.9, 0.97):
         rows[f"memory, decay {decay}"] = {"protect": "memory", "memory_decay": decay}
     rows["both, decay 0.9"] = {"protect": "both"}
+    for steps in (1, 5, 15):
+        named = f"memory, whole set every {f'{steps} steps' if steps > 1 else 'step'}"
+        rows[named] = {"protect": "memory", "memory_refresh": steps}
+    rows["both, whole set every 5 steps"] = {"protect": "both", "memory_refresh": 5}
     for count in (1, 8):
         rows[f"stored (`forget_only`), {count} direction{'s' if count > 1 else ''}"] = {
             "method": "forget_only",
