@@ -5,7 +5,8 @@ third of the positions predict an answer token. Here only those positions reach 
 of logits is reduced to a few numbers per position at once, and computed again in the backward pass (unless it is the
 only one), so that no more than a chunk is ever kept. The numbers are those of the whole logits to rounding.
 
-The model's own forward runs, with its output layer's forward replaced while it does. So wrappers that gather weights or
+The model's own forward runs, with its output layer's forward replaced while it does (and those of its feed-forward
+blocks: :mod:`rosu_llm.losses.thinning`). So wrappers that gather weights or
 average gradients (DDP, FSDP2, ZeRO, PEFT) see what they always see. What a model does with its logits afterwards is
 found out at its first call: nothing, then it is handed the reduced numbers in their place; something (soft-capping, a
 scale), then it gets the logits of the answer positions in one piece. Models whose output layer cannot be found, and
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +26,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from .thinning import feed_forwards, replaced_forward, thinned
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +55,17 @@ class TokenNLL:
         return functional.cross_entropy(logits, self._tokens[at], reduction="none")
 
     def slope(self, logits: Tensor, at: slice, gradient: Tensor) -> Tensor:
-        """The gradient with respect to the logits, from that of the numbers: (p − 1[token]) times it."""
-        found = wide(logits).softmax(-1)
+        """The gradient with respect to the logits, in their place: (p − 1[token]) times that of the numbers."""
+        found = wide(logits)
+        torch.softmax(found, -1, out=found)
         found[torch.arange(len(found), device=found.device), self._tokens[at]] -= 1.0
         return found.mul_(gradient).to(logits.dtype)
 
 
 #: How the output layer of a model can be used: "reduced", "positions" or "whole"; found out before the first call.
 _WAYS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+#: Whether its feed-forward blocks can be left to the tokens that count.
+_THIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def unwrapped(model: Any) -> Any:
@@ -76,13 +82,19 @@ def unwrapped(model: Any) -> Any:
 
 
 def at_positions(
-    model: nn.Module, inputs: Mapping[str, Any], rows: Tensor, columns: Tensor, reduce: Reduction
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    rows: Tensor,
+    columns: Tensor,
+    reduce: Reduction,
+    present: Tensor | None = None,
 ) -> Tensor:
     """``reduce`` of the logits at the given positions, in their order; shape [positions, numbers].
 
     Args:
         inputs: the model's arguments; ``input_ids`` among them.
         rows, columns: the positions, on the model's device.
+        present: flat positions of what is no padding; None where that is not known.
     """
     inner, every, shape = unwrapped(model), slice(0, len(rows)), inputs["input_ids"].shape
     layer = _output_layer(model, inner)
@@ -94,7 +106,11 @@ def at_positions(
     if layer is None or _WAYS[inner] == "whole":
         return _columns(reduce(wide(model(**inputs).logits[rows, columns]), every))
     head = _Head(layer, shape, rows, columns)
-    with head.replaced(None if _WAYS[inner] == "positions" or _watched(layer) else reduce):
+    blocks = _thinnable(model, inner, inputs, head)
+    with (
+        head.replaced(None if _WAYS[inner] == "positions" or _watched(layer) else reduce),
+        thinned(blocks, shape, present, head.flat),
+    ):
         found: Tensor = model(**inputs).logits
     if not head.followed:
         raise RuntimeError(f"{type(inner).__name__} called its output layer in another way than before.")
@@ -107,20 +123,63 @@ def _tried(model: nn.Module, layer: nn.Module, inputs: Mapping[str, Any]) -> str
 
     A run that is resumed tries again: nothing of a training pass may depend on whether it is the first.
     """
-    count = len(inputs["input_ids"])
-    first = {k: v[:1] if isinstance(v, Tensor) and v.dim() and len(v) == count else v for k, v in inputs.items()}
-    columns = torch.arange(first["input_ids"].shape[1], device=inputs["input_ids"].device)
-    head, training = _Head(layer, first["input_ids"].shape, torch.zeros_like(columns), columns), model.training
-    model.eval()
-    try:
-        with head.replaced(None):
-            found: Tensor = model(**first).logits
-    finally:
-        model.train(training)
+    first, columns = _first_row(inputs)
+    head = _Head(layer, first["input_ids"].shape, torch.zeros_like(columns), columns)
+    with _evaluating(model), head.replaced(None):
+        found: Tensor = model(**first).logits
     if not head.followed or found.shape[:2] != first["input_ids"].shape or head.made is None:
         return "whole"
     unchanged = found.shape == head.made.shape and bool(((found == head.made) | (found != found)).all())
     return "reduced" if unchanged and bool(found.any()) else "positions"  # zeros tell nothing
+
+
+def _thinnable(model: nn.Module, inner: Any, inputs: Mapping[str, Any], head: _Head) -> list[nn.Module]:
+    """The feed-forward blocks of the model, if they may be thinned now; found out once on its first row."""
+    blocks = feed_forwards(inner)
+    if blocks and inner not in _THIN:
+        _THIN[inner] = _same_when_thinned(model, blocks, inputs, head)
+    return [] if not blocks or not _THIN[inner] or any(_watched(block) for block in blocks) else blocks
+
+
+@torch.no_grad()
+def _same_when_thinned(model: nn.Module, blocks: list[nn.Module], inputs: Mapping[str, Any], head: _Head) -> bool:
+    """Whether every other position of the first three quarters of a row keeps its logits without the rest."""
+    first, columns = _first_row(inputs)
+    shape = first["input_ids"].shape
+    present = columns[: max(1, 3 * len(columns) // 4)]
+    asked = present[::2]
+    found = []
+    for chosen in ([], blocks):
+        part = head.other(shape, torch.zeros_like(asked), asked)
+        try:
+            with _evaluating(model), part.replaced(None), thinned(chosen, shape, present, asked):
+                model(**first)
+        except (TypeError, AttributeError, RuntimeError, IndexError):  # a block that is not what it is called
+            if not chosen:
+                raise
+            return False
+        if part.made is None:
+            return False
+        found.append(part.made)
+    whole, thin = found
+    size, rounding = float(whole.abs().max()), torch.finfo(whole.dtype).eps ** 0.5
+    return size > 0.0 and float((whole - thin).abs().max()) <= rounding * size
+
+
+def _first_row(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor]:
+    count = len(inputs["input_ids"])
+    first = {k: v[:1] if isinstance(v, Tensor) and v.dim() and len(v) == count else v for k, v in inputs.items()}
+    return first, torch.arange(first["input_ids"].shape[1], device=inputs["input_ids"].device)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def wide(logits: Tensor) -> Tensor:
@@ -167,17 +226,18 @@ class _Head:
         """Whether it was called once, with all hidden states."""
         return self._calls == [True]
 
-    @contextmanager
-    def replaced(self, reduce: Reduction | None) -> Iterator[None]:
+    @property
+    def flat(self) -> Tensor:
+        """Its positions, counted through all rows."""
+        return self._rows * self._shape[1] + self._columns
+
+    def other(self, shape: torch.Size, rows: Tensor, columns: Tensor) -> _Head:
+        """The same layer at positions of another batch."""
+        return _Head(self._module, shape, rows, columns)
+
+    def replaced(self, reduce: Reduction | None) -> AbstractContextManager[None]:
         """Inside, the layer sees the positions alone and returns their numbers or, without ``reduce``, their logits."""
-        own = vars(self._module).get("forward")  # accelerate puts one there
-        self._module.forward = partial(self._call, reduce)
-        try:
-            yield
-        finally:
-            del self._module.forward
-            if own is not None:
-                self._module.forward = own
+        return replaced_forward(self._module, partial(self._call, reduce))
 
     def _call(self, reduce: Reduction | None, *given: Any, **named: Any) -> Tensor:
         expected = len(given) == 1 and not named and given[0].shape[:2] == self._shape
@@ -225,13 +285,15 @@ class _LinearValues(torch.autograd.Function):
         for at in slices:
             logits = functional.linear(hidden[at], *layer)
             found.append(_columns(reduce(wide(logits), at)))
-        # A single chunk may stay: the backward pass comes next and would compute it at once.
-        ctx.save_for_backward(hidden, weight, bias, logits if len(slices) == 1 else None)
+        # A single chunk may stay: the backward pass comes next and would compute it at once. It uses it up.
+        ctx.kept = logits if len(slices) == 1 else None
+        ctx.save_for_backward(hidden, weight, bias)
         return torch.cat(found)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, kept = ctx.saved_tensors
+        hidden, weight, bias = ctx.saved_tensors
+        kept, ctx.kept = ctx.kept, None
         asked = ctx.needs_input_grad[:3]
         layer = _cast(hidden, weight, bias)
         if torch.is_grad_enabled():  # to be differentiated once more: as autograd has it

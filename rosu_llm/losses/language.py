@@ -26,12 +26,13 @@ POSITIONS = "answer_positions"
 
 
 class Positions(NamedTuple):
-    """Where a batch predicts answer tokens, on its device; how many, and in how many sequences."""
+    """Where a batch predicts answer tokens, on its device; how many, in how many sequences; where no padding is."""
 
     rows: Tensor
     columns: Tensor
     tokens: int
     sequences: int
+    present: Tensor | None = None
 
 
 def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -141,7 +142,8 @@ def answer_values(
 
     reduction = TokenNLL(tokens) if reduce is nll_of else with_nll
     with nullcontext() if gate is None else gate.answering():
-        values = at_positions(model, model_inputs(model, batch), rows, columns, reduction)
+        present = batch[POSITIONS].present if POSITIONS in batch else None
+        values = at_positions(model, model_inputs(model, batch), rows, columns, reduction, present)
     if gate is not None:
         levels = _spread(values[:, -1].detach(), labels, rows, columns)
         gate.weigh(values, levels, (rows, columns))

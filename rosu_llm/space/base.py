@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import NonFiniteError, PerturbedWeightsError, UnsupportedLayoutError
 from ..geometry import Gram, Vector
 from ..geometry.slots import RETAIN
-from .blocks import Sums, blocks, combine, inner, stochastic_round, work_dtype
+from .blocks import Sums, blocks, combine, inner, sampled, stochastic_round, work_dtype
 from .preconditioner import Preconditioners
 
 
@@ -28,8 +28,8 @@ class Realized:
     """What became of a perturbation once weights were rounded to the type the model computes in.
 
     Args:
-        sums: ‖δ‖², ⟨realised, δ⟩, ⟨r, realised⟩ and ‖realised − δ‖², on their device; whoever asks first waits, unless
-            :meth:`tell` has told them.
+        sums: ‖δ‖² and ⟨r, δ⟩; then, over the blocks whose rounding was measured, ‖δ‖², ⟨ε, δ⟩, ⟨r, ε⟩ and ‖ε‖², where
+            ε = realised − δ. They stay on their device: whoever asks first waits, unless :meth:`tell` has told them.
     """
 
     def __init__(self, sums: Tensor) -> None:
@@ -53,17 +53,17 @@ class Realized:
     @property
     def fraction(self) -> float:
         """⟨realised, δ⟩/‖δ‖²; 1 when all of δ arrived."""
-        return self._value(1) / self._value(0) if self._value(0) > 0.0 else 1.0
+        return 1.0 + self._value(3) / self._value(2) if self._value(2) > 0.0 else 1.0
 
     @property
     def leak(self) -> float:
         """⟨r, realised⟩, the first-order change of the retain loss."""
-        return self._value(2)
+        return self._value(1) + self._value(4)
 
     @property
     def distortion(self) -> float:
         """‖realised − δ‖/‖δ‖; 0 when nothing else did."""
-        return sqrt(self._value(3)) / self.norm if self.norm > 0.0 else 0.0
+        return sqrt(self._value(5) / self._value(2)) if self._value(2) > 0.0 else 0.0
 
 
 class ParameterSpace(ABC):
@@ -88,6 +88,8 @@ class ParameterSpace(ABC):
         self.memory: dict[str, list[Tensor]] = {}
         self._held: str | None = None
         self._backup: list[Tensor] | None = None
+        #: Whether :meth:`displacement` will be asked how far the optimizer went.
+        self.measures_steps = True
         self._used: list[bool] = []
         self._perturbed = False
         self._stale = False  # whether an error left copies of other processes' weights perturbed
@@ -125,6 +127,9 @@ class ParameterSpace(ABC):
     @abstractmethod
     def _gradient_targets(self) -> list[Tensor | None]:
         """Tensors to write the optimizer's gradient into; None for parameters no pass has used."""
+
+    #: Whether the weights the forward reads are a rounded copy of :meth:`_master`.
+    keeps_master = False
 
     def _forward_weights(self) -> list[Tensor]:
         """The weights the next forward reads; those of :meth:`_master` unless a layout keeps a master copy."""
@@ -354,13 +359,13 @@ class ParameterSpace(ABC):
     def perturbed(self, delta: Vector, *, precise: bool = False, seed: int = 0) -> Iterator[Realized]:
         """w+δ inside, exactly w outside.
 
-        Restoring copies the backup: adding and subtracting δ would leave rounding error in the weights.
+        Restoring copies the backup: adding and subtracting δ would leave rounding error in the weights. A master copy
+        of the weights is backup enough, unless it has to be told later how far the optimizer moved it.
         """
         if self._perturbed:
             raise PerturbedWeightsError("The weights are perturbed already; perturbations do not nest.")
-        truth = self._master()
-        if self._backup is None:
-            self._backup = [self._room(w, w.dtype) for w in truth]
+        if self._backup is None and not self._master_restores:
+            self._backup = [self._room(w, w.dtype) for w in self._master()]
         self._perturbed = True
         done: list[int] = []
         try:
@@ -380,12 +385,15 @@ class ParameterSpace(ABC):
             self._restore(done)
             self._forward_weights_changed()
 
+    @property
+    def _master_restores(self) -> bool:
+        return self.keeps_master and not self.measures_steps
+
     @torch.no_grad()
     def _restore(self, done: Sequence[int]) -> None:
         """This process's own weights from the backup, bit for bit."""
-        assert self._backup is not None
-        seen = self._forward_weights()
-        torch._foreach_copy_([seen[i] for i in done], [self._backup[i] for i in done])
+        seen, backup = self._forward_weights(), self._master() if self._backup is None else self._backup
+        torch._foreach_copy_([seen[i] for i in done], [backup[i] for i in done])
         self._perturbed = False
 
     @torch.no_grad()
@@ -394,22 +402,23 @@ class ParameterSpace(ABC):
         names = sorted(delta)
         coefficients = [delta[n] for n in names]
         reference = RETAIN if RETAIN in self._captured else names[0]
-        assert self._backup is not None
+        truth = self._master()
         generators: dict[torch.device, torch.Generator] = {}
-        sums = Sums(4)
+        intended, rounding = Sums(2), Sums(4)
         columns = zip(
-            self._master(),
+            truth,
             self._forward_weights(),
-            self._backup,
+            truth if self._backup is None else self._backup,
             self._captured[reference],
             self._by_parameter(names),
             strict=True,
         )
         for i, (true, w, old, ref, group) in enumerate(columns):
-            old.copy_(true)
+            if old is not true:
+                old.copy_(true)
             done.append(i)
-            seen = self._compute_dtype or w.dtype
-            for now, before, r, *parts in blocks(w, old, ref, *group):
+            seen, (measured, weight) = self._compute_dtype or w.dtype, sampled(w)
+            for j, (now, before, r, *parts) in enumerate(blocks(w, old, ref, *group)):
                 work = work_dtype(before, precise)
                 step = combine(coefficients, parts, work)
                 if before.dtype == torch.bfloat16:  # with a float32 master, rounding to nearest does
@@ -420,11 +429,13 @@ class ParameterSpace(ABC):
                     now.add_(step)
                 else:
                     now.copy_(step + before.to(work))
-                got = now.to(seen).to(work) - before.to(seen).to(work)
-                found = inner(step, step), inner(got, step), inner(r.to(work), got)
-                miss = got.sub_(step)
-                sums.add(*found, inner(miss, miss))
-        return Realized(self._sum_over_shards(sums.total()))
+                square, wide = inner(step, step), r.to(work)
+                intended.add(square, inner(wide, step))
+                if j % measured == 0:
+                    miss = (now.to(seen).to(work) - before.to(seen).to(work)).sub_(step)
+                    found = square, inner(miss, step), inner(wide, miss), inner(miss, miss)
+                    rounding.add(*(found if weight == 1.0 else (weight * value for value in found)))
+        return Realized(self._sum_over_shards(torch.cat([intended.total(), rounding.total()])))
 
     @torch.no_grad()
     def add(self, vector: Vector, *, precise: bool = False) -> None:

@@ -17,6 +17,8 @@ from torch import Tensor
 #: Elements per block: half a megabyte of float64 on the CPU (fits in the cache), 64 MB elsewhere.
 CPU_BLOCK = 1 << 16
 DEVICE_BLOCK = 1 << 24
+#: One block in so many of a tensor on the CPU is enough to know how its type rounds.
+SAMPLED = 8
 #: Float32 products that are summed in float32: the rounding of 4096 terms stays below that of the products.
 ROW = 1 << 12
 
@@ -45,6 +47,17 @@ def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(piece.to(first.device, non_blocking=True) for piece in pieces)
 
 
+def sampled(tensor: Tensor) -> tuple[int, float]:
+    """Every how many of its blocks a figure about rounding is measured, and what each of those then counts for.
+
+    Rounding is alike all over a tensor, and on the CPU measuring it everywhere costs more than the perturbation.
+    """
+    count = -(-tensor.numel() // CPU_BLOCK)
+    if tensor.device.type != "cpu" or count < 2 or not tensor.is_contiguous():
+        return 1, 1.0
+    return SAMPLED, count / -(-count // SAMPLED)
+
+
 def work_dtype(tensor: Tensor, precise: bool) -> torch.dtype:
     """The type in which a block is combined: float32, or float64 where precision or the data ask for it."""
     if tensor.device.type == "mps":  # has no float64
@@ -54,7 +67,7 @@ def work_dtype(tensor: Tensor, precise: bool) -> torch.dtype:
 
 def combine(coefficients: Sequence[float], parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """``Σ cᵢ gᵢ`` of one block, in a new tensor of ``dtype``."""
-    total = parts[0].to(dtype, copy=True).mul_(coefficients[0])
+    total = parts[0].to(dtype).mul(coefficients[0])
     for c, part in zip(coefficients[1:], parts[1:], strict=True):
         total.add_(part if part.dtype == dtype else part.to(dtype), alpha=c)
     return total

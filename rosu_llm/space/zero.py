@@ -28,6 +28,8 @@ from .preconditioner import Preconditioners, preconditioners_of, second_moment
 class ZeroSpace(ParameterSpace):
     """What the stages share: the engine drives backward and step."""
 
+    keeps_master = True
+
     def __init__(self, engine: Any) -> None:
         super().__init__()
         self._engine = engine

@@ -328,8 +328,9 @@ class StepEngine:
         """The losses of passes over all processes, read together with what became of a perturbation."""
         totals = self._mean(torch.stack([each.total() for each in passed]))
         if realized is not None and realized.sums.device == totals.device:
-            *values, square, hit, leak, off = torch.cat([totals, realized.sums]).tolist()
-            realized.tell((square, hit, leak, off))
+            found = torch.cat([totals, realized.sums]).tolist()
+            values = found[: len(passed)]
+            realized.tell(found[len(passed) :])
         else:
             values = totals.tolist()
         for each, value in zip(passed, values, strict=True):

@@ -111,6 +111,7 @@ class UnlearningStep:
         check_capture(capture_dtype, capture_device, self.rule)
         self.space.capture_dtype = torch.bfloat16 if capture_dtype == "bfloat16" else None
         self.space.capture_on_host = capture_device == "cpu"
+        self.space.measures_steps = self.rule.pulls and self.amplifier.mode != "optimizer"
         self.engine = StepEngine(
             self.rule,
             self.space,

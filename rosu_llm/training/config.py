@@ -147,8 +147,8 @@ class MethodArguments:
     micro_batch_tokens: int | None = field(
         default=None,
         metadata=_help(
-            "Tokens, with padding, of the micro-batches into which a window is cut by length; none: as many as the "
-            "largest collated one has, 0: leave them as they were collated."
+            "Tokens, with padding, of the micro-batches into which a window is cut by length; none: as few as leave "
+            "their number as it is, 0: leave them as they were collated."
         ),
     )
     capture_dtype: str = field(

@@ -25,6 +25,7 @@ class Preflight:
         trainable, total: numbers of parameters.
         buffers: captured gradients and backup, where the model is.
         host: the same where they are kept in host memory instead.
+        backup: what of them DeepSpeed's master of the weights makes unnecessary.
         bf16: the model computes in bf16; DeepSpeed then holds weights and gradients in it, beside a float32 master.
     """
 
@@ -38,6 +39,7 @@ class Preflight:
     reference: int
     refreshes: int = 0
     host: int = 0
+    backup: int = 0
     bf16: bool = False
 
     @property
@@ -57,8 +59,10 @@ class Preflight:
 
         sharded = ("zero1", "zero2", "zero3", "fsdp2")
         weights, gradients, master = self.weights, self.gradients, 0
+        buffers, host = self.buffers, self.host
         if layout.startswith("zero"):
             master = split(4 * self.trainable, *sharded)
+            buffers, host = (max(0, size - self.backup) for size in (buffers, host))
             if self.bf16:
                 weights, gradients = 2 * self.total, 2 * self.trainable
         return replace(
@@ -66,8 +70,8 @@ class Preflight:
             weights=split(weights, "zero3", "fsdp2") + master,
             gradients=split(gradients, "zero2", "zero3", "fsdp2"),
             optimizer=split(self.optimizer, *sharded),
-            buffers=split(self.buffers, *sharded),
-            host=split(self.host, *sharded),
+            buffers=split(buffers, *sharded),
+            host=split(host, *sharded),
         )
 
     def peak_per_process(self, layout: str, processes: int) -> int:
@@ -102,6 +106,7 @@ def preflight(
     *,
     capture_bytes: int | None = None,
     on_host: bool = False,
+    pulls: bool = True,
     bf16: bool = False,
 ) -> Preflight:
     """Estimate from the model and optimizer at hand.
@@ -111,6 +116,7 @@ def preflight(
         capture_bytes: per element of a captured gradient; as many as the weight has unless given. The backup is as
             wide as the weights, which are restored bit for bit.
         on_host: captured gradients and backup are in host memory.
+        pulls: a method that pulls does so after the optimizer's step, whose length is then measured from the backup.
         bf16: the model computes in bf16.
     """
     parameters = list(model.parameters())
@@ -133,13 +139,15 @@ def preflight(
         reference=reference_bytes,
         refreshes=rule.refreshes,
         host=buffers if on_host else 0,
+        backup=size if rule.perturbs and not (rule.pulls and pulls) else 0,
         bf16=bf16,
     )
 
 
 def capture_options(settings: Any) -> dict[str, Any]:
-    """``capture_dtype`` and ``capture_device`` of the method's settings, as :func:`preflight` takes them."""
+    """What of the method's settings decides how much is kept, as :func:`preflight` takes it."""
     return {
+        "pulls": getattr(settings, "amplify", "auto") != "optimizer",
         "capture_bytes": 2 if getattr(settings, "capture_dtype", "float32") == "bfloat16" else None,
         "on_host": getattr(settings, "capture_device", "model") == "cpu",
     }

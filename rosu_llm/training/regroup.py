@@ -1,8 +1,9 @@
 """A window's samples in micro-batches of similar length, so that little of them is padding.
 
 The loss of a window is its sum over all answer tokens by their number (``window_tokens``), however it is cut into
-micro-batches. So its samples may be sorted by length and cut again, by the number of tokens with padding: as many as
-the largest collated micro-batch has, so that no pass takes more memory than it did, or ``micro_batch_tokens``.
+micro-batches. So its samples may be sorted by length and cut again, by the number of tokens with padding: into as many
+micro-batches as were collated, of as few tokens as that allows, so that memory shrinks and nothing is launched more
+often; or into micro-batches of ``micro_batch_tokens``.
 
 What has to be known of the samples for that, and where their answers are, is read from the device once per window.
 """
@@ -31,8 +32,8 @@ def regroup(parts: Mapping[str, Sequence[Batch]], tokens: int | None) -> dict[st
 
     Args:
         parts: as they were collated. One that holds more than tensors with a row per sample stays as it is.
-        tokens: how many a micro-batch may have, with padding. None: as many as the largest has now; 0: leave all as
-            they are.
+        tokens: how many a micro-batch may have, with padding. None: as few as leave their number as it is; 0: leave
+            all as they are.
     """
     known = _read({part: batches for part, batches in parts.items() if _regular(batches)})
     result: dict[str, list[Batch]] = {}
@@ -43,7 +44,7 @@ def regroup(parts: Mapping[str, Sequence[Batch]], tokens: int | None) -> dict[st
             rows = iter(known[part])
             result[part] = [_located(b, [next(rows) for _ in b["input_ids"]]) for b in batches]
         else:
-            result[part] = _cut(batches, known[part], tokens or max(b["input_ids"].numel() for b in batches))
+            result[part] = _cut(batches, known[part], tokens or _even(batches, known[part]))
     return result
 
 
@@ -101,6 +102,20 @@ def _read(parts: Mapping[str, Sequence[Batch]]) -> dict[str, _Rows]:
     return found
 
 
+def _even(batches: Sequence[Batch], rows: _Rows) -> int:
+    """The fewest tokens per micro-batch that need no more micro-batches than there are."""
+    ends = [end for end, _ in rows]
+    enough: int = max(batch["input_ids"].numel() for batch in batches)
+    few = max(ends) - 1
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if len(plan_batches(ends, batch_size=len(ends), batch_tokens=middle)) <= len(batches):
+            enough = middle
+        else:
+            few = middle
+    return enough
+
+
 def _cut(batches: Sequence[Batch], rows: _Rows, tokens: int) -> list[Batch]:
     width = max(batch["input_ids"].shape[1] for batch in batches)
     joined: dict[str, Tensor] = {}
@@ -122,7 +137,9 @@ def _cut(batches: Sequence[Batch], rows: _Rows, tokens: int) -> list[Batch]:
 
 
 def _located(batch: Batch, rows: _Rows) -> dict[str, Any]:
+    device, length = batch["input_ids"].device, batch["input_ids"].shape[1]
     places = [(row, column) for row, (_, columns) in enumerate(rows) for column in columns]
-    index = torch.tensor(places, dtype=torch.int64).reshape(-1, 2).t().to(batch["input_ids"].device)
-    found = Positions(index[0], index[1], len(places), sum(bool(columns) for _, columns in rows))
+    index = torch.tensor(places, dtype=torch.int64).reshape(-1, 2).t().to(device)
+    present = torch.cat([torch.arange(row * length, row * length + end) for row, (end, _) in enumerate(rows)])
+    found = Positions(index[0], index[1], len(places), sum(bool(columns) for _, columns in rows), present.to(device))
     return {**batch, POSITIONS: found}

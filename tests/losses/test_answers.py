@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rosu_llm.losses import LossContext, ReferenceLogProbs, answer_nll, answers, get_loss, logits_of, token_nll
 from rosu_llm.losses.depth import Depth
 from rosu_llm.losses.language import POSITIONS, Positions, answer_positions, answer_values
+from rosu_llm.training.regroup import regroup
 from tests.losses import naive
 from tests.models import CleanLM, samples, tiny_llama
 
@@ -125,6 +126,51 @@ def test_losses_and_gradients_are_those_of_whole_logits(name: str, side: str) ->
         assert torch.allclose(
             answer_nll(model.eval(), batch), token_nll(logits_of(model, batch), batch["labels"]), atol=1e-5
         )
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "adapter on the head"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_feed_forward_blocks_see_the_tokens_that_count(name: str, checkpointing: bool) -> None:
+    """The last one answers alone, the others no padding; whole ones where backward runs the layers again."""
+    model = MODELS[name]().train()
+    inner = answers.unwrapped(model)
+    if checkpointing:
+        inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        inner.enable_input_require_grads()  # adapters behind frozen layers
+    batch = padded("right")
+    located = regroup({"retain": [batch]}, 0)["retain"][0]
+    torch.manual_seed(1)
+    plain = token_nll(logits_of(model, batch), batch["labels"])
+    wanted = gradients(model, plain.square().sum())
+    answer_nll(model, located)  # tries the model
+
+    seen: list[int] = []
+    blocks = [layer.mlp for layer in (inner.transformer.h if name == "gpt2" else inner.model.layers)]
+    for block in blocks:  # on something inside: a hook on the block itself would want all of it
+        next(block.children()).register_forward_hook(lambda m, given, made: seen.append(given[0][..., 0].numel()))
+    torch.manual_seed(1)
+    got = answer_nll(model, located)
+    count = (
+        [batch["input_ids"].numel()] * 2
+        if checkpointing or name == "gpt2"  # which drops out inside
+        else [int(batch["attention_mask"].sum()), len(located[POSITIONS].rows)]
+    )
+    assert seen == count
+    assert torch.allclose(got, plain, atol=1e-5)
+    assert_close(gradients(model, got.square().sum()), wanted)
+
+
+def test_a_block_that_mixes_tokens_or_is_watched_stays_whole() -> None:
+    batch = padded("right")
+    mixing, watched = MODELS["llama"](), MODELS["llama"]()
+    one = mixing.model.layers[0].mlp
+    one.forward = lambda x, forward=one.forward: forward(x.roll(1, 1))  # each token sees the one before it
+    seen: list[int] = []
+    watched.model.layers[1].mlp.register_forward_hook(lambda m, given, made: seen.append(made[..., 0].numel()))
+    for model in (mixing, watched):
+        wanted = gradients(model, token_nll(logits_of(model, batch), batch["labels"]).square().sum())
+        assert_close(gradients(model, answer_nll(model, batch).square().sum()), wanted)
+    assert set(seen[2:]) == {16, batch["input_ids"].numel()}  # one row when it is tried, then all
 
 
 def test_an_adapter_on_the_head_is_exact_without_dropout() -> None:

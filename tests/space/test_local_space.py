@@ -343,3 +343,58 @@ def test_stale_autocast_copies_are_dropped() -> None:
         after = layer(x)
     assert not torch.equal(before, inside)
     assert torch.equal(before, after)
+
+
+class WithMaster(LocalSpace):
+    """The optimizer's weights in float32, the forward's rounded to bf16: what DeepSpeed has."""
+
+    keeps_master = True
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters)
+        self.seen = [p.detach().bfloat16() for p in parameters]
+
+    def _forward_weights(self) -> list[torch.Tensor]:
+        return self.seen
+
+
+@pytest.mark.parametrize("measures", [False, True])
+def test_a_master_is_backup_enough_unless_the_optimizers_step_is_measured(measures: bool) -> None:
+    space = WithMaster(make())
+    space.measures_steps = measures
+    f, _ = filled(space)
+    truth, before = [w.clone() for w in space.weights()], [w.clone() for w in space.seen]
+    for fails in (False, True):
+        try:
+            with space.perturbed(Vector({"f": 0.1})):
+                for now, old, step in zip(space.seen, truth, f, strict=True):
+                    assert torch.equal(now, (old + 0.1 * step).bfloat16())
+                if fails:
+                    raise OSError
+        except OSError:
+            pass
+        assert all(torch.equal(a, b) for a, b in zip(space.seen, before, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(space.weights(), truth, strict=True))
+    size = sum(p.numel() * 4 for p in space.parameters)
+    assert space.held_bytes() == (3 if measures else 2) * size
+    if measures:
+        assert space.displacement() == 0.0
+    else:
+        with pytest.raises(PerturbedWeightsError, match="backup"):
+            space.displacement()
+
+
+def test_rounding_measured_on_some_blocks_of_large_tensors_is_that_of_all() -> None:
+    """bf16 rounding of 21 blocks, of which every eighth is looked at, against all of them."""
+    parameter = nn.Parameter(torch.randn(1_350_000, generator=torch.Generator().manual_seed(0)))
+    space = LocalSpace([parameter], compute_dtype=torch.bfloat16)
+    f, r = filled(space)
+    w, step = parameter.detach().clone(), 0.01 * f[0]
+    with space.perturbed(Vector({"f": 0.01})) as realized:
+        got = parameter.detach().bfloat16().double() - w.bfloat16().double()
+    miss, square = got - step.double(), float(step.double() @ step.double())
+    assert realized.norm == pytest.approx(square**0.5, rel=1e-6)
+    assert realized.fraction == pytest.approx(float(got @ step.double()) / square, rel=0.01)
+    assert realized.distortion == pytest.approx(float(miss.norm()) / square**0.5, rel=0.01)
+    along, noise = float(r[0].double() @ step.double()), float(miss.norm()) * float(r[0].norm())
+    assert realized.leak == pytest.approx(along, abs=1e-2 * noise)

@@ -84,7 +84,11 @@ def test_captured_gradients_may_be_narrower_and_elsewhere() -> None:
     assert "in host memory" in found.line() and found.peak == 8 * WEIGHTS
     averaging = build_rule("rosu", protect="both")  # whose memory stays as wide as the weights
     assert preflight(model, averaging, optimizer, **capture_options(settings)).host == (2 + 2 + 4 + 4) * WEIGHTS
-    assert capture_options(object()) == {"capture_bytes": None, "on_host": False}
+    settings.amplify = "optimizer"  # nobody measures the optimizer's step: DeepSpeed's master is backup enough
+    found = preflight(model, rule, optimizer, **capture_options(settings))
+    assert found.of_process("zero2", 1).host == (2 + 2) * WEIGHTS
+    assert found.of_process("fsdp2", 1).host == found.of_process("ddp", 2).host == (2 + 2 + 4) * WEIGHTS
+    assert capture_options(object()) == {"capture_bytes": None, "on_host": False, "pulls": True}
 
 
 def test_processes_share_what_a_layout_splits() -> None:
