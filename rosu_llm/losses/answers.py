@@ -27,6 +27,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .joining import check_kept_apart, joined, places
 from .thinning import feed_forwards, replaced_forward, thinned
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ def at_positions(
     columns: Tensor,
     reduce: Reduction,
     present: Tensor | None = None,
+    join: bool = False,
 ) -> Tensor:
     """``reduce`` of the logits at the given positions, in their order; shape [positions, numbers].
 
@@ -95,8 +97,14 @@ def at_positions(
         inputs: the model's arguments; ``input_ids`` among them.
         rows, columns: the positions, on the model's device.
         present: flat positions of what is no padding; None where that is not known.
+        join: hand the model those in one row.
     """
     inner, every, shape = unwrapped(model), slice(0, len(rows)), inputs["input_ids"].shape
+    if join and present is not None:
+        check_kept_apart(model, inner, inputs, present)
+        columns = places(present, rows * shape[1] + columns, shape.numel())
+        inputs, rows, present = joined(inputs, present), torch.zeros_like(rows), None
+        shape = inputs["input_ids"].shape
     layer = _output_layer(model, inner)
     if inner not in _WAYS:
         _WAYS[inner] = "whole" if layer is None else _tried(model, layer, inputs)

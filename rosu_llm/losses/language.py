@@ -26,13 +26,19 @@ POSITIONS = "answer_positions"
 
 
 class Positions(NamedTuple):
-    """Where a batch predicts answer tokens, on its device; how many, in how many sequences; where no padding is."""
+    """Where a batch predicts answer tokens, on its device; how many, in how many sequences; where no padding is.
+
+    Attributes:
+        present: flat positions of what is no padding.
+        join: the model is to be handed those in one row.
+    """
 
     rows: Tensor
     columns: Tensor
     tokens: int
     sequences: int
     present: Tensor | None = None
+    join: bool = False
 
 
 def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -142,8 +148,8 @@ def answer_values(
 
     reduction = TokenNLL(tokens) if reduce is nll_of else with_nll
     with nullcontext() if gate is None else gate.answering():
-        present = batch[POSITIONS].present if POSITIONS in batch else None
-        values = at_positions(model, model_inputs(model, batch), rows, columns, reduction, present)
+        known = (batch[POSITIONS].present, batch[POSITIONS].join) if POSITIONS in batch else ()
+        values = at_positions(model, model_inputs(model, batch), rows, columns, reduction, *known)
     if gate is not None:
         levels = _spread(values[:, -1].detach(), labels, rows, columns)
         gate.weigh(values, levels, (rows, columns))

@@ -67,11 +67,12 @@ class RepresentationArguments(MethodArguments):
                 f"calibrate={self.calibrate!r} compares next-token losses, which representation-level unlearning does "
                 "not compute: set calibrate='off'."
             )
-        if self.micro_batch_tokens:
-            raise ConfigError(
-                "micro_batch_tokens cuts windows of next-token losses by length, and representation-level unlearning "
-                "takes them as they were collated: leave it out."
-            )
+        for name in ("micro_batch_tokens", "padding_free"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name} is for windows of next-token losses, and representation-level unlearning takes them as "
+                    "they were collated: leave it out."
+                )
         if self.memory_refresh:
             raise ConfigError(
                 f"memory_refresh={self.memory_refresh} takes the gradient of all answers of the retain data, and "

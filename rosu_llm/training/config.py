@@ -151,6 +151,10 @@ class MethodArguments:
             "their number as it is, 0: leave them as they were collated."
         ),
     )
+    padding_free: bool = field(
+        default=False,
+        metadata=_help("Hand the model every micro-batch as one row without padding, told apart by position ids."),
+    )
     capture_dtype: str = field(
         default="float32",
         metadata=_help("Type that the gradients kept within a step are rounded to: float32 (none) or bfloat16."),

@@ -11,7 +11,7 @@ What has to be known of the samples for that, and where their answers are, is re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -19,32 +19,46 @@ from torch import Tensor
 
 from ..data.batching import plan_batches
 from ..data.pairing import ForgetRetainDataset
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..losses.language import IGNORE, POSITIONS, Positions
 from ..losses.registry import Batch
 
-#: For every row of a part: where it ends, and the columns that predict its answer tokens.
-_Rows = list[tuple[int, list[int]]]
+
+class _Row(NamedTuple):
+    """Of one sample: where it ends, the columns that predict its answer tokens, and whether there is padding in it."""
+
+    end: int
+    answers: list[int]
+    gaps: bool
 
 
-def regroup(parts: Mapping[str, Sequence[Batch]], tokens: int | None) -> dict[str, list[Batch]]:
+_Rows = list[_Row]
+
+
+def regroup(parts: Mapping[str, Sequence[Batch]], tokens: int | None, join: bool = False) -> dict[str, list[Batch]]:
     """The micro-batches of every part of a window, cut again; each knows where its answers are (``answer_positions``).
 
     Args:
         parts: as they were collated. One that holds more than tensors with a row per sample stays as it is.
         tokens: how many a micro-batch may have, with padding. None: as few as leave their number as it is; 0: leave
             all as they are.
+        join: the model is to be handed every micro-batch as one row without padding.
     """
     known = _read({part: batches for part, batches in parts.items() if _regular(batches)})
     result: dict[str, list[Batch]] = {}
     for part, batches in parts.items():
         if part not in known:
+            if join:
+                raise DataError(
+                    f"padding_free=True: the {part} batches hold more than tensors with a row per sample, and cannot "
+                    "become one row. Leave padding_free out."
+                )
             result[part] = list(batches)
         elif tokens == 0 or (tokens is None and len(batches) == 1):
             rows = iter(known[part])
-            result[part] = [_located(b, [next(rows) for _ in b["input_ids"]]) for b in batches]
+            result[part] = [_located(b, [next(rows) for _ in b["input_ids"]], join) for b in batches]
         else:
-            result[part] = _cut(batches, known[part], tokens or _even(batches, known[part]))
+            result[part] = _cut(batches, known[part], tokens or _even(batches, known[part]), join)
     return result
 
 
@@ -98,13 +112,14 @@ def _read(parts: Mapping[str, Sequence[Batch]]) -> dict[str, _Rows]:
             (used, answers), near = near[: 2 * rows * length].view(2, rows, length), near[2 * rows * length :]
             for own, labelled in zip(used.tolist(), answers.tolist(), strict=True):
                 end = max((at + 1 for at, yes in enumerate(own) if yes), default=length)
-                found[part].append((end, [at - 1 for at, yes in enumerate(labelled) if yes and at]))
+                answers_at = [at - 1 for at, yes in enumerate(labelled) if yes and at]
+                found[part].append(_Row(end, answers_at, not all(own[:end])))
     return found
 
 
 def _even(batches: Sequence[Batch], rows: _Rows) -> int:
     """The fewest tokens per micro-batch that need no more micro-batches than there are."""
-    ends = [end for end, _ in rows]
+    ends = [row.end for row in rows]
     enough: int = max(batch["input_ids"].numel() for batch in batches)
     few = max(ends) - 1
     while enough - few > 1:
@@ -116,7 +131,7 @@ def _even(batches: Sequence[Batch], rows: _Rows) -> int:
     return enough
 
 
-def _cut(batches: Sequence[Batch], rows: _Rows, tokens: int) -> list[Batch]:
+def _cut(batches: Sequence[Batch], rows: _Rows, tokens: int, join: bool) -> list[Batch]:
     width = max(batch["input_ids"].shape[1] for batch in batches)
     joined: dict[str, Tensor] = {}
     for name in batches[0]:
@@ -126,20 +141,25 @@ def _cut(batches: Sequence[Batch], rows: _Rows, tokens: int) -> list[Batch]:
             values = [functional.pad(value, (0, width - value.shape[1]), value=fill) for value in values]
         joined[name] = torch.cat(values)
     result: list[Batch] = []
-    for chosen in plan_batches([end for end, _ in rows], batch_size=len(rows), batch_tokens=tokens):
-        length = max(rows[row][0] for row in chosen)
+    for chosen in plan_batches([row.end for row in rows], batch_size=len(rows), batch_tokens=tokens):
+        length = max(rows[row].end for row in chosen)
         index = torch.tensor(chosen).to(joined["input_ids"].device)
         micro = {
             name: value[index, :length] if _per_token(name, batches) else value[index] for name, value in joined.items()
         }
-        result.append(_located(micro, [rows[row] for row in chosen]))
+        result.append(_located(micro, [rows[row] for row in chosen], join))
     return result
 
 
-def _located(batch: Batch, rows: _Rows) -> dict[str, Any]:
+def _located(batch: Batch, rows: _Rows, join: bool) -> dict[str, Any]:
     device, length = batch["input_ids"].device, batch["input_ids"].shape[1]
-    places = [(row, column) for row, (_, columns) in enumerate(rows) for column in columns]
+    if join and any(row.gaps for row in rows):
+        raise DataError(
+            "padding_free=True needs samples without padding inside or in front of them, and a collated batch has "
+            "some: pad on the right (tokenizer.padding_side='right'), or leave padding_free out."
+        )
+    places = [(i, column) for i, row in enumerate(rows) for column in row.answers]
     index = torch.tensor(places, dtype=torch.int64).reshape(-1, 2).t().to(device)
-    present = torch.cat([torch.arange(row * length, row * length + end) for row, (end, _) in enumerate(rows)])
-    found = Positions(index[0], index[1], len(places), sum(bool(columns) for _, columns in rows), present.to(device))
-    return {**batch, POSITIONS: found}
+    present = torch.cat([torch.arange(i * length, i * length + row.end) for i, row in enumerate(rows)])
+    sequences = sum(bool(row.answers) for row in rows)
+    return {**batch, POSITIONS: Positions(index[0], index[1], len(places), sequences, present.to(device), join)}

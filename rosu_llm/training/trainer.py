@@ -321,7 +321,8 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
     def _micro_batches(self, parts: Mapping[str, Sequence[Batch]]) -> dict[str, list[Batch]]:
         """What each pass goes through, from the batches as they were collated."""
         tokens = self.method_args.micro_batch_tokens
-        return regroup(parts, 0 if self.method_args.reduction == "micro_mean" else tokens)
+        whole = self.method_args.reduction == "micro_mean"
+        return regroup(parts, 0 if whole else tokens, self.method_args.padding_free)
 
     def _sample_closures(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> list[Closure]:
         """Losses of single retain samples of the window, for rules that protect their gradients."""

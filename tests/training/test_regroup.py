@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer
 from rosu_llm.data.pairing import ForgetRetainCollator
-from rosu_llm.errors import ConfigError
+from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.losses import COUNT
 from rosu_llm.losses.language import POSITIONS
 from rosu_llm.training.regroup import regroup
@@ -126,6 +126,38 @@ def test_a_llama_ends_with_the_same_weights(tmp_path: Path) -> None:
     plain, cut = (weights(tmp_path, tiny_llama(), micro_batch_tokens=tokens) for tokens in (0, None))
     start = flat(tiny_llama().parameters())
     assert float((cut - plain).norm() / (plain - start).norm()) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [None, 0])
+def test_one_row_without_padding_gives_the_same_weights(tokens: int | None, tmp_path: Path) -> None:
+    options = {"forget_loss": "npo", "forget_until": 4.0, "micro_batch_tokens": tokens}
+    plain = weights(tmp_path, tiny_llama(), **options)
+    seen: list[tuple[int, ...]] = []
+    model = tiny_llama()
+    model.register_forward_pre_hook(
+        lambda m, given, named: seen.append(tuple(named["input_ids"].shape)), with_kwargs=True
+    )
+    joined = weights(tmp_path, model, padding_free=True, **options)
+    assert float((joined - plain).norm() / (plain - flat(tiny_llama().parameters())).norm()) < 1e-5
+    assert sum(shape[0] == 1 and shape[1] > 30 for shape in seen) >= 9  # three passes of three windows
+
+
+def test_models_and_data_that_cannot_be_one_row_are_refused(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.register_forward_pre_hook(  # an older transformers, which ignores where positions begin again
+        lambda m, given, named: (given, {**named, "position_ids": None}), with_kwargs=True
+    )
+    with pytest.raises(ConfigError, match="see each other"):
+        weights(tmp_path, model, padding_free=True)
+    left = {
+        "input_ids": torch.tensor([[0, 5, 6], [7, 8, 9]]),
+        "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
+        "labels": torch.tensor([[-100, -100, 6], [-100, 8, 9]]),
+    }
+    with pytest.raises(DataError, match="pad on the right"):
+        regroup({"forget": [left]}, None, join=True)
+    with pytest.raises(DataError, match="row per sample"):
+        regroup({"forget": [{**left, "scale": torch.tensor(1.0)}]}, None, join=True)
 
 
 def test_dropout_is_replayed_in_the_window_as_it_is_cut(tmp_path: Path) -> None:
