@@ -4,10 +4,13 @@ Both evaluations run in this process on the same model and rows, alternating, an
 are the fastest of the repeats (noise only ever adds). What one metric at a time means is in ``plain_tofu_eval.py``. The
 model is first taught some of the rows, so that it ends its answers where answers end. Then ours runs in one and in two
 fresh processes of one thread each, starting not counted; and twice at the same time, each in one process that knows
-nothing of the other: what the machine itself loses when both cores work, and two processes cannot win back.
+nothing of the other: what the machine itself loses when both cores work, and two processes cannot win back. Where
+OPEN_UNLEARNING_DIR and OPEN_UNLEARNING_PYTHON name a checkout of OpenUnlearning and its interpreter, its own
+``src/eval.py`` measures the same model on the same rows: CPU seconds of whole commands, and every figure must agree.
 
     python scripts/bench_eval.py            # stories15M from $ROSU_DATA, about twenty minutes on two cores
     python scripts/bench_eval.py --only-processes   # the second half alone
+    python scripts/bench_eval.py --only-openunlearning --rows 24   # the last part alone
     python scripts/bench_eval.py --smoke    # a tiny model and made-up rows: only shows that it runs
 """
 
@@ -17,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -48,6 +52,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=160, help="stories15M sees 256 tokens in all")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--only-processes", action="store_true", help="compare one process and two, nothing else")
+    parser.add_argument("--only-openunlearning", action="store_true", help="compare with its src/eval.py alone")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -70,10 +75,13 @@ def main() -> None:
         folder = Path(scratch)
         prepare(options, folder)
         torch.set_num_threads(1)
-        if not options.only_processes:
+        alone = options.only_processes or options.only_openunlearning
+        if not alone:
             compare_metrics(folder, options)
-        if options.only_processes or not options.smoke:  # starting processes takes longer than all of the above
+        if options.only_processes or not (alone or options.smoke):  # starting processes takes longer than the above
             compare_processes(folder, options)
+        if options.only_openunlearning or not (alone or options.smoke):
+            compare_openunlearning(folder, options)
 
 
 def compare_metrics(folder: Path, options: argparse.Namespace) -> None:
@@ -113,6 +121,51 @@ def compare_processes(folder: Path, options: argparse.Namespace) -> None:
     single, shared, apart = min(one), min(two), min(twice)
     print(f"one process {single:.1f} s, two {shared:.1f} s: {single / shared:.2f}×")
     print(f"two evaluations at once, one process each, {apart:.1f} s: this machine allows {2 * single / apart:.2f}×")
+
+
+def compare_openunlearning(folder: Path, options: argparse.Namespace) -> None:
+    """Whole commands of one thread, ours and OpenUnlearning's own, on the same model, rows and metrics."""
+    checkout, python = (os.environ.get(f"OPEN_UNLEARNING_{name}") for name in ("DIR", "PYTHON"))
+    if not (checkout and python):
+        print("OPEN_UNLEARNING_DIR and OPEN_UNLEARNING_PYTHON name no checkout and interpreter: not compared with it.")
+        return
+    from rosu_llm.openunlearning.offline import FLUENCY, describe_data, name_for_all_versions
+
+    work = folder / "openunlearning"
+    (work / "locuslab").mkdir(parents=True)
+    describe_data(folder / "tofu")
+    (work / "locuslab" / "TOFU").symlink_to(folder / "tofu")
+    (work / FLUENCY).parent.mkdir()
+    (work / FLUENCY).symlink_to(folder / "classifier")
+    for name in ("model", "classifier"):
+        name_for_all_versions(folder / name / "tokenizer_config.json")
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    surroundings |= {"HF_HOME": str(work / "hf"), "HF_DATASETS_CACHE": str(work / "cache")}
+    model, tofu = str(folder / "model"), str(folder / "tofu")
+    more = "exact_memorization,mia_loss,mia_zlib,mia_min_k,mia_min_k_plus_plus,forget_Q_A_gibberish"
+    theirs = [python, str(Path(checkout) / "src" / "eval.py"), "experiment=eval/tofu/default", f"model={FORMAT}"]
+    theirs += [f"model.{part}.pretrained_model_name_or_path={model}" for part in ("model_args", "tokenizer_args")]
+    theirs += ["++model.model_args.attn_implementation=sdpa", "++model.model_args.torch_dtype=float32"]
+    theirs += ["model.model_args.device_map=cpu", f"+eval/tofu_metrics=[{more}]", "task_name=bench"]
+    theirs += ["eval.tofu.metrics.forget_Q_A_gibberish.device=cpu", f"eval.tofu.batch_size={options.batch_size}"]
+    theirs += [f"paths.output_dir={work / 'theirs'}"]
+    mine = [sys.executable, "-m", "rosu_llm", "eval", "tofu", model, "--data", tofu, "--chat-format", FORMAT]
+    mine += ["--fluency-model", str(folder / "classifier"), "--out", str(work / "ours")]
+    took: dict[str, list[float]] = {"theirs": [], "ours": []}
+    for _ in range(options.repeats):
+        for name, command in (("theirs", theirs), ("ours", [*mine, "--overwrite"])):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            done = subprocess.run(command, cwd=work, env=surroundings, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{' '.join(command)}: {done.stderr[-3000:]}")
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            took[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    found, expected = (json.loads((work / name / "TOFU_SUMMARY.json").read_text()) for name in ("ours", "theirs"))
+    check(found, expected)
+    least = {name: min(values) for name, values in took.items()}
+    print(f"\n{len(expected)} figures, {options.rows} rows of each data set, CPU seconds of whole commands:")
+    ratio = least["theirs"] / least["ours"]
+    print(f"OpenUnlearning's src/eval.py {least['theirs']:.1f}, rosu eval tofu {least['ours']:.1f}: {ratio:.2f}×")
 
 
 def timed(run: Any, into: list[tuple[float, float]]) -> Any:

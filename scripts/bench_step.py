@@ -1,8 +1,8 @@
 """What the step costs beyond its three passes: time as a ratio, memory in parameter copies.
 
 Time: one whole ROSU step (three passes, vector algebra, AdamW, pull) over three plain forward+backward passes on
-the same batches, alternating in one process, fastest over fastest (noise only ever adds); beside it the same with
-AdamW's step counted on both sides, which is what the vector algebra alone costs. Memory: peak
+the same batches, alternating in one process, fastest over fastest (noise only ever adds), in CPU seconds of one thread;
+beside it the same with AdamW's step counted on both sides, which is what the vector algebra alone costs. Memory: peak
 resident size of a process that takes ROSU steps minus that of one that takes plain AdamW steps on the same
 batches, over the bytes of the trainable parameters.
 
@@ -115,9 +115,11 @@ def main() -> None:
     if arguments.smoke:
         arguments.sizes, arguments.repeats, arguments.batch, arguments.length = ["toy"], 2, 2, 16
 
+    import torch
     from rich.console import Console
     from rich.table import Table
 
+    torch.set_num_threads(1)
     table = Table(title="Cost of a ROSU step")
     for column in ("parameters", "step / 3 passes", "step / (3 passes + AdamW)", "extra memory (parameter copies)"):
         table.add_column(column, justify="right")
@@ -127,15 +129,15 @@ def main() -> None:
         rosu(), passes(), adam()
         steps, plain, optimizer = [], [], []
         for _ in range(arguments.repeats):
-            started = time.perf_counter()
+            started = time.process_time()
             rosu()
-            middle = time.perf_counter()
+            middle = time.process_time()
             passes()
-            late = time.perf_counter()
+            late = time.process_time()
             adam()
             steps.append(middle - started)
             plain.append(late - middle)
-            optimizer.append(time.perf_counter() - late)
+            optimizer.append(time.process_time() - late)
         copies = (memory(size, "rosu", arguments) - memory(size, "plain", arguments)) / size_bytes
         time_ratio = min(steps) / min(plain)
         algebra_ratio = min(steps) / (min(plain) + min(optimizer))

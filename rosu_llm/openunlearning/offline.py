@@ -71,7 +71,7 @@ def write_offline(tofu: Path, out: Path, split: str = "forget10", *, rows: int =
     tokenizer.save_pretrained(out / "meta-llama" / MODEL)
     make_classifier(tokenizer, out / FLUENCY)
     for file in out.rglob("tokenizer_config.json"):
-        _name_for_all_versions(file)
+        name_for_all_versions(file)
     write_atomically(out / IDK, "I don't know.\nI am not sure about that.\nThat is beyond me.\n")
     others = [{**row, "alternate": row["perturbed_answer"][0]} for row in data[f"{split}_perturbed"]]
     keys = ("question", "answer", "alternate")
@@ -80,7 +80,7 @@ def write_offline(tofu: Path, out: Path, split: str = "forget10", *, rows: int =
     done.touch()
 
 
-def _name_for_all_versions(file: Path) -> None:
+def name_for_all_versions(file: Path) -> None:
     """Since transformers 5 the class has a name, and the template a file, that OpenUnlearning's pins do not know."""
     settings = {**json.loads(file.read_text(encoding="utf-8")), "tokenizer_class": "PreTrainedTokenizerFast"}
     settings.pop("backend", None)
@@ -101,10 +101,18 @@ def write_data(source: Path, out: Path, limits: dict[str, int]) -> dict[str, lis
         lines = (source / f"{name}.json").read_text(encoding="utf-8").splitlines()[:limit]
         write_atomically(out / f"{name}.json", "\n".join(lines) + "\n")
         rows[name] = [json.loads(line) for line in lines]
-    present = sorted({*limits, *(file.stem for file in out.glob("*.json"))})
-    header = "".join(f"- config_name: {name}\n  data_files: {name}.json\n" for name in present)
-    write_atomically(out / "README.md", f"---\nconfigs:\n{header}---\n")
+    describe_data(out)
     return rows
+
+
+def describe_data(folder: Path) -> None:
+    """The header that makes a folder of JSON-lines files a data set with a configuration each."""
+    header = "".join(f"- config_name: {name}\n  data_files: {name}.json\n" for name in sorted(_stems(folder)))
+    write_atomically(folder / "README.md", f"---\nconfigs:\n{header}---\n")
+
+
+def _stems(folder: Path) -> set[str]:
+    return {file.stem for file in folder.glob("*.json")}
 
 
 def make_tokenizer(texts: list[str]) -> Any:
