@@ -21,6 +21,9 @@ IGNORE = -100
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "inputs_embeds")
 
 
+#: The key under which a forget batch may hold another answer to each of its questions, as a batch of its own.
+ALTERNATE = "alternate"
+
 #: The key under which a batch may hold the :class:`Positions` of its answer tokens, for whoever knows them already.
 POSITIONS = "answer_positions"
 
@@ -81,6 +84,11 @@ def count_places(batch: Batch) -> Tensor:
     return torch.tensor(batch["input_ids"].numel())
 
 
+def count_alternate_tokens(batch: Batch) -> Tensor:
+    """Number of tokens of the alternate answers."""
+    return count_tokens(batch[ALTERNATE])
+
+
 def count_rows(batch: Batch) -> Tensor:
     """Number of sequences."""
     return torch.tensor(len(batch["input_ids"]))
@@ -92,6 +100,7 @@ COUNT = {
     "position": count_positions,
     "place": count_places,
     "row": count_rows,
+    "alternate": count_alternate_tokens,
 }
 
 
@@ -177,7 +186,7 @@ def kl(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     A retain loss only: at the initial weights its gradient vanishes, so raising it has no direction
     (and lowering it protects nothing until the first step has been taken).
     """
-    initial = _initial_logits(batch, context)
+    initial = initial_logits(batch, context)
 
     def divergence(logits: Tensor, tokens: Tensor, at: slice) -> Tensor:
         reference, current = initial(at).log_softmax(-1), logits.log_softmax(-1)
@@ -187,7 +196,7 @@ def kl(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
 
 
 @torch.no_grad()
-def _initial_logits(batch: Batch, context: LossContext) -> Callable[[slice], Tensor]:
+def initial_logits(batch: Batch, context: LossContext) -> Callable[[slice], Tensor]:
     """The initial model's logits at some of the answer positions: of its hidden states chunk by chunk, or all kept."""
     kept = context.reference_hidden(batch) if context.reference_hidden is not None else None
     if kept is not None:
