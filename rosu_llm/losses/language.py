@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from ..errors import DataError
 from .answers import TokenNLL, at_positions, unwrapped, wide
 from .registry import Batch, LossContext, register_loss
 
@@ -84,9 +85,26 @@ def count_places(batch: Batch) -> Tensor:
     return torch.tensor(batch["input_ids"].numel())
 
 
+def alternate_of(batch: Batch) -> Batch:
+    """The third answers of a batch."""
+    if ALTERNATE not in batch:
+        raise DataError(
+            f"The forget data has keys {sorted(map(str, batch))} but no {ALTERNATE!r}, which this forget_loss needs: "
+            "build the forget data with WithAlternates, or put input_ids, attention_mask and labels of another "
+            "answer to each question there; with 'rosu train', set refusals or alternates."
+        )
+    found: Batch = batch[ALTERNATE]
+    if isinstance(found["input_ids"], Tensor) and len(found["input_ids"]) != len(batch["input_ids"]):
+        raise DataError(
+            f"The forget batch has {len(batch['input_ids'])} answers and {len(found['input_ids'])} alternate ones: one "
+            "for each is needed."
+        )
+    return found
+
+
 def count_alternate_tokens(batch: Batch) -> Tensor:
     """Number of tokens of the alternate answers."""
-    return count_tokens(batch[ALTERNATE])
+    return count_tokens(alternate_of(batch))
 
 
 def count_rows(batch: Batch) -> Tensor:

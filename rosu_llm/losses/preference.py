@@ -1,6 +1,6 @@
 """Losses with a third answer: what the model is to say in place of the answer that is forgotten.
 
-A forget batch holds it under :data:`ALTERNATE`, as a batch with the same number of rows and ``input_ids``,
+A forget batch holds it under ``alternate``, as a batch with the same number of rows and ``input_ids``,
 ``attention_mask`` and ``labels`` of its own.
 
 * ``idk_nll`` (Maini et al., "TOFU", 2024): the likelihood of a refusal, nothing else.
@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from ..errors import DataError
-from .language import ALTERNATE, IGNORE, POSITIONS, Positions, answer_mask, answer_nll
+from .language import IGNORE, POSITIONS, Positions, alternate_of, answer_mask, answer_nll
 from .registry import Batch, LossContext, register_loss
 
 
@@ -56,23 +55,6 @@ def _preferred(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
         context.gate.weigh_rows(margin, losses[:count])
     present = answer_mask(batch["labels"]).any(-1) & answer_mask(alternate["labels"]).any(-1)
     return (2.0 / beta) * (functional.logsigmoid(beta * margin) * present).sum()
-
-
-def alternate_of(batch: Batch) -> Batch:
-    """The third answers of a batch."""
-    if ALTERNATE not in batch:
-        raise DataError(
-            f"The forget batch has keys {sorted(map(str, batch))} but no {ALTERNATE!r}, which this forget_loss needs: "
-            "build the forget data with WithAlternates, or put input_ids, attention_mask and labels of another "
-            "answer to each question there; with 'rosu train', set refusals or alternates."
-        )
-    found: Batch = batch[ALTERNATE]
-    if len(found["input_ids"]) != len(batch["input_ids"]):
-        raise DataError(
-            f"The forget batch has {len(batch['input_ids'])} answers and {len(found['input_ids'])} alternate ones: one "
-            "for each is needed."
-        )
-    return found
 
 
 def joined(first: Batch, second: Batch) -> dict[str, Tensor]:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..data.pairing import ForgetRetainDataset
 from ..errors import ConfigError, DataError
 from ..files import part_of
-from ..losses.language import ALTERNATE, answer_nll
+from ..losses.language import ALTERNATE, alternate_of, answer_nll
 from ..losses.reference import evaluating
 from ..step import Calibration, UnlearningStep
 from .best import Best
@@ -329,6 +330,8 @@ class Measuring(Base):  # type: ignore[misc]
         if settings.budget is not None:
             check_budget_data(self._budget_data)
         self._check_memory(train_dataset)
+        if settings.loss("forget").alternative != "none" and isinstance(train_dataset, ForgetRetainDataset):
+            alternate_of(train_dataset.forget[0])
         if settings.forget_until == "alternates":
             check_alternates(self._alternates, train_dataset)
 

@@ -191,7 +191,7 @@ def test_bounded_samples_weigh_their_whole_comparison(name: str) -> None:
 @pytest.mark.parametrize("name", ["idk_nll", "idk_dpo", "altpo"])
 def test_a_batch_without_third_answers_is_one_clear_error(name: str) -> None:
     model = CleanLM(seed=2).double()
-    with pytest.raises(DataError, match="no 'alternate'.*set refusals or alternates"):
+    with pytest.raises(DataError, match=r"no 'alternate'.*set refusals or alternates"):
         get_loss(name, "forget").function(model, naive.padded(BATCH, 14), context(BATCH))
     short = {**naive.padded(BATCH, 14), "alternate": naive.padded(OTHER[:3], 14)}
     with pytest.raises(DataError, match="7 answers and 3 alternate"):
