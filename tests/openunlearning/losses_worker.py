@@ -55,7 +55,9 @@ def main() -> None:
     parameters = list(model.parameters())
     answers, others = rows(initial, 4, 20, 6, 0, padded=True), rows(initial, 4, 17, 6, 1, padded=True)
     retain = rows(initial, 4, 18, 5, 2, padded=True)
-    everything = rows(initial, 4, 20, 0, 0, padded=False)  # UNDIAL: nothing but answers, as theirs counts every position
+    everything = rows(
+        initial, 4, 20, 0, 0, padded=False
+    )  # UNDIAL: nothing but answers, as theirs counts every position
 
     def gradient(loss: torch.Tensor) -> torch.Tensor:
         return torch.cat([g.reshape(-1).double() for g in torch.autograd.grad(loss, parameters)])
