@@ -57,7 +57,7 @@ def load(recipe: Recipe) -> Loaded:
             len(forget) * arguments.retain_per_forget,
             len(retain or ()),
         )
-    model = _model(arguments)
+    model = load_model(arguments)
     for part in (forget, retain, holdout, budget):
         _check_fits(part, model, tokenizer, form, arguments)
     return Loaded(model, tokenizer, forget, retain, holdout, alternates, budget)
@@ -155,7 +155,8 @@ def _check_fits(samples: Any, model: Any, tokenizer: Any, form: ChatFormat | Non
         )
 
 
-def _model(arguments: RunArguments) -> Any:
+def load_model(arguments: RunArguments) -> Any:
+    """The model that the settings name, in the type they name."""
     extra = {"attn_implementation": arguments.attn_implementation} if arguments.attn_implementation else {}
     try:
         return load_causal_model(

@@ -20,7 +20,7 @@ import torch
 
 
 def rows(model: Any, count: int, length: int, prompt: int, seed: int, *, padded: bool) -> dict[str, torch.Tensor]:
-    """What the model itself says, so that its tokens are likely; ragged with an unpredicted prompt, or of one length."""
+    """What the model says itself, so that its tokens are likely; ragged and with a prompt, or of one length."""
     torch.manual_seed(seed)
     start = torch.randint(300, 500, (count, 3))
     start[:, 0] = 1
