@@ -42,8 +42,8 @@ def run_methods(
     rows = chosen_rows(options.methods)
     files = {name: values.pop(name, None) for name in ("alternates", "refusals")}
     kind = "smoke" if options.smoke else options.task or "config"
-    asked = (None, None) if options.smoke else (options.trials, options.seeds)
-    contest = table_contest(rows, kind, *asked, files)
+    trials, seeds = (None, None) if options.smoke else (options.trials, options.seeds)
+    contest = table_contest(rows, kind, trials, seeds, files)
     if options.task:
         size = replace(SMOKE if options.smoke else FULL, refusals=True)
         task: Task = DemoTask(size, values, options.out / "models")
