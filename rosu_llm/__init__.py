@@ -23,6 +23,7 @@ _EXPORTS = {
     "RosuError": "errors",
     "TofuSettings": "evaluation.tofu.metrics",
     "UnlearningStep": "step.step",
+    "WithAlternates": "data.third_answers",
     "evaluate_tofu": "evaluation.tofu.evaluate",
     "measure_coupling": "presentation.measure_coupling",
     "register_loss": "losses.registry",
@@ -41,6 +42,7 @@ __all__ = [
     "RosuError",
     "TofuSettings",
     "UnlearningStep",
+    "WithAlternates",
     "__version__",
     "evaluate_tofu",
     "measure_coupling",
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from .data.corpus import AlternatingCorpora
     from .data.pairing import ForgetRetainCollator, ForgetRetainDataset
     from .data.question_answer import QuestionAnswerDataset
+    from .data.third_answers import WithAlternates
     from .errors import RosuError
     from .evaluation.tofu.evaluate import evaluate_tofu
     from .evaluation.tofu.metrics import TofuSettings

@@ -93,11 +93,19 @@ def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             people = world.corpus.items[split]
             write_rows(
                 partial / f"{split}.jsonl",
-                ({"question": item.question, "answer": item.answer, "text": item.answer} for item in people),
+                (
+                    {
+                        "question": item.question,
+                        "answer": item.answer,
+                        "text": item.answer,
+                        "alternates": list(item.perturbed_answers),
+                    }
+                    for item in people
+                ),
             )
         os.replace(partial, toys)
     corpora = len(arguments.forget_data) if isinstance(arguments.forget_data, list) else 0
-    forget = str(toys / "forget.jsonl")
+    forget, third = str(toys / "forget.jsonl"), config.loss("forget").alternative == "alternates"
     return {
         **values,
         **toy_settings(values),
@@ -109,6 +117,8 @@ def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "base_model": str(toys / "model") if arguments.base_model else None,
         "memory_file": None,
         "alternates_key": None,
+        "alternates": forget if arguments.alternates or (arguments.alternates_key and third) else None,
+        "refusals": None,
         "question_key": "question",
         "answer_key": "answer",
         "text_key": "text",

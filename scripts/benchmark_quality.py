@@ -85,13 +85,13 @@ def main() -> int:
     from rosu_llm.cli.common import quiet
     from rosu_llm.cli.progress import AttemptsBar
     from rosu_llm.errors import RosuError
-    from rosu_llm.experiments.contest import CONTESTANTS, Contest, run_contest
+    from rosu_llm.experiments.contest import BENCHMARKED, Contest, run_contest
     from rosu_llm.files import write_json
     from rosu_llm.presentation.contest import contest_section
     from rosu_llm.presentation.writers import print_section, write_page, write_table
 
     plan = dict(TASKS[options.task])
-    names = options.methods or (["rosu_bounded", "graddiff"] if options.smoke else list(CONTESTANTS))
+    names = options.methods or (["rosu_bounded", "graddiff"] if options.smoke else list(BENCHMARKED))
     if options.smoke:
         plan.update(common={"learning_rate": (1e-3, 2e-3), "num_train_epochs": (1,)}, trials=2, seeds=(0, 1))
     try:

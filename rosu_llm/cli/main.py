@@ -15,6 +15,7 @@ VERBS = {
     "eval": "measure what a model forgot and kept (TOFU; WMDP and MMLU through lm-eval)",
     "demo": "watch a small Llama forget ten fictitious people (minutes, CPU, nothing downloaded)",
     "diagnose": "measure how strongly forget and retain gradients are coupled, before any training",
+    "data": "generate other answers to questions, for losses that prefer them",
     "memory": "store gradients of the retain data, for unlearning where it cannot be kept",
     "sweep": "search any settings with Optuna, selected by Agg_MU; resumable, with table and frontier plot",
     "ablate": "run a grid of variants in resumable cells, with tables and plots",

@@ -31,6 +31,17 @@ def main(argv: Sequence[str]) -> int:
     """Search, or only show; 1 if the search stopped because nothing worked."""
     options, rest = _parser().parse_known_args(argv)
     _check(options)
+    if options.methods:
+        from .sweep_methods import run_methods
+
+        refuse_several_processes(
+            "rosu sweep trains in one process: start it without torchrun or accelerate launch, once for each GPU."
+        )
+        quiet(threads=1 if options.task else None)
+        options.out = options.out / "smoke" if options.smoke else options.out
+        return run_methods(options, _values(options, rest), _task)
+    if options.seeds:
+        raise ConfigError("--seeds is for --methods; a search has one --seed.")
     try:
         import optuna  # noqa: F401
     except ImportError as error:
@@ -199,6 +210,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, metavar="DIR", help="folder for the study, models, table and plot")
     add("--config", metavar="FILE", help="what to search on: a configuration of 'rosu train'")
     add("--task", metavar="NAME", help="demo: the embedded people of 'rosu demo', without --config")
+    add(
+        "--methods",
+        nargs="+",
+        metavar="NAME",
+        help="in place of a search: the rows of the paper's Table 3, each with the same number of trials, or 'all'",
+    )
+    add("--seeds", type=int, nargs="+", metavar="N", help="--methods: seeds that the selected settings are run on")
     add("--space", metavar="FILE", help="YAML: key: [a, b] or key: {low: …, high: …, log: true, step: …}")
     add(
         "--set",

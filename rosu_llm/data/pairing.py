@@ -77,6 +77,12 @@ class ForgetRetainDataset(Epoch, Dataset[dict[str, Any]]):
         super().__init__()
         self._deck = Deck(len(retain), seed)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the trainer at the beginning of every epoch; forget samples whose third answer changes are told."""
+        super().set_epoch(epoch)
+        if hasattr(self.forget, "set_epoch"):
+            self.forget.set_epoch(epoch)
+
     def __len__(self) -> int:
         return len(self.forget)
 
@@ -115,11 +121,11 @@ class ForgetRetainCollator:
                 bucket.extend([value] if isinstance(value, Mapping) else value)
         return {name: self._pad(bucket) for name, bucket in parts.items() if bucket}
 
-    def _pad(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    def _pad(self, samples: Sequence[Sample]) -> dict[str, Any]:
         rows = [torch.as_tensor(s["input_ids"])[: self.max_length] for s in samples]
         labels = [torch.as_tensor(s.get("labels", s["input_ids"]))[: self.max_length] for s in samples]
         width = max(len(row) for row in rows)
-        batch = {
+        batch: dict[str, Any] = {
             "input_ids": torch.full((len(rows), width), self.pad_token_id, dtype=torch.long),
             "attention_mask": torch.zeros((len(rows), width), dtype=torch.long),
             "labels": torch.full((len(rows), width), -100, dtype=torch.long),
@@ -129,6 +135,8 @@ class ForgetRetainCollator:
             mask = samples[i].get("attention_mask")
             batch["attention_mask"][i, : len(row)] = 1 if mask is None else torch.as_tensor(mask)[: len(row)]
             batch["labels"][i, : len(label)] = label
+        if isinstance(samples[0].get("alternate"), Mapping):  # another answer to the same question
+            batch["alternate"] = self._pad([s["alternate"] for s in samples])
         if "corpus" in samples[0]:
             batch["corpus"] = torch.tensor([int(s["corpus"]) for s in samples])
         for name in samples[0]:

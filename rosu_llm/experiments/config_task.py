@@ -82,6 +82,7 @@ class ConfigTask:
         names = ("model_name_or_path", "forget_data", "retain_data", "holdout_data")
         contents = {name: _contents(settings.get(name)) for name in names}
         own = {"retain_model": self._retain_model, "unseen_data": self._unseen_data}
+        own |= {name: settings.get(name) for name in ("alternates", "refusals")}
         return {"task": "config", **contents, **{name: _contents(value) for name, value in own.items() if value}}
 
     def reference_seeds(self, seeds: Sequence[int]) -> list[int]:
@@ -110,7 +111,8 @@ class ConfigTask:
         if self._unseen_data is not None:
             form = chat_format(recipe.arguments, tokenizer)
             unseen = sample_reader(recipe.arguments, tokenizer, form)(self._unseen_data)
-        parts = {"forget": loaded.forget, "retain": loaded.retain, "holdout": unseen}
+        forget = getattr(loaded.forget, "samples", loaded.forget)  # without third answers
+        parts = {"forget": forget, "retain": loaded.retain, "holdout": unseen}
         scores = {
             name: score(model, part, pad_token_id=tokenizer.pad_token_id, batch_size=size)
             for name, part in parts.items()
@@ -123,7 +125,7 @@ class ConfigTask:
         if "holdout" in scores:
             result["mia_auc"] = membership_auc(scores["forget"].nll, scores["holdout"].nll)
         if self._retain_model is not None:
-            result["degenerate"] = degenerate_share(model, loaded.forget, tokenizer)
+            result["degenerate"] = degenerate_share(model, forget, tokenizer)
         return result
 
 

@@ -21,7 +21,7 @@ from ..training.presets import BOUND, PRESETS
 from .ablate.cells import Selector, plan, run_cells, selector
 from .ablate.grid import Grid, Variant
 from .attempt import AttemptObserver, Figures, Record, Task
-from .sweep.scoring import REFERENCE_NAMES, SELECTED_BY, Scores, answers_scoring
+from .sweep.scoring import REFERENCE_NAMES, SELECTED_BY, Scores, Scoring, answers_scoring
 
 SEARCH = "search"
 #: The figures whose differences to the retrained model, added up, are the distance to it.
@@ -65,6 +65,31 @@ CONTESTANTS: dict[str, Contestant] = {
     for suffix, words, settings in (("", "", {}), ("_bounded", ", bounded*", BOUND))
 }
 CONTESTANTS["rosu_bounded"] = Contestant("ROSU, recommended*", PRESETS["recommended"], _PULL)
+#: Those that need nothing but forget, retain and held-out samples.
+BENCHMARKED = tuple(CONTESTANTS)
+
+
+def _published(label: str, loss: str, knobs: Mapping[str, Sequence[Any]]) -> Contestant:
+    """A loss beside the retain loss, with the values that were searched when it was published."""
+    return Contestant(label, {"method": "graddiff", "forget_loss": loss}, knobs)
+
+
+_BETA = {"dpo_beta": (0.05, 0.1, 0.5), **_WEIGHT}
+CONTESTANTS |= {
+    "idk_nll": _published("IdkNLL", "idk_nll", _WEIGHT),
+    "idk_dpo": _published("IdkDPO", "idk_dpo", _BETA),
+    "altpo": _published("AltPO", "altpo", _BETA),
+    "undial": _published("UNDIAL", "undial", {"undial_beta": (3.0, 10.0, 30.0), "retain_weight": (0.0, 1.0, 2.0, 5.0)}),
+    "simnpo_published": _published(
+        "SimNPO",
+        "simnpo",
+        {"simnpo_beta": (3.5, 4.5), "simnpo_delta": (0.0, 1.0), "forget_weight": (0.125, 0.25)},
+    ),
+    "wga": _published("WGA", "wga", {"wga_beta": (0.5, 1.0, 2.0), **_WEIGHT}),
+    "satimp": _published(
+        "SatImp", "satimp", {"satimp_beta1": (5.0,), "satimp_beta2": (1.0,), "forget_weight": (0.1, 1.0), **_WEIGHT}
+    ),
+}
 
 
 class ContestEntry(TypedDict):
@@ -82,7 +107,7 @@ class ContestEntry(TypedDict):
 
 
 class ContestDocument(TypedDict):
-    """Everything that a comparison found; ``references`` holds the figures of both models by seed."""
+    """Everything that a comparison found; ``references`` holds the figures of both models by seed, and their scores."""
 
     task: dict[str, Any]
     common: dict[str, Any]
@@ -90,6 +115,7 @@ class ContestDocument(TypedDict):
     seeds: list[int]
     definition: str
     references: dict[str, dict[str, dict[str, float]]]
+    reference_scores: dict[str, dict[str, Scores]]
     entries: list[ContestEntry]
 
 
@@ -101,6 +127,7 @@ class Contest:
         common: settings that all contestants search, with the values to choose from.
         trials: settings that each tries on the seed ``search_seed``.
         seeds: those that are reported.
+        own: further settings of single contestants, such as a file that only they read.
     """
 
     names: Sequence[str]
@@ -108,6 +135,7 @@ class Contest:
     trials: int
     search_seed: int
     seeds: Sequence[int]
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -137,13 +165,19 @@ def search_variants(name: str, contest: Contest) -> list[Variant]:
     variants = []
     for number, common in enumerate(shared_draws(contest.common, contest.trials)):
         own = {key: values[int(draw.integers(len(values)))] for key, values in one.knobs.items()}
-        variants.append(Variant(f"{one.label} #{number}", {**one.settings, **common, **own}))
+        fixed = {**one.settings, **contest.own.get(name, {})}
+        variants.append(Variant(f"{one.label} #{number}", {**fixed, **common, **own}))
     return variants
 
 
-def run_contest(task: Task, contest: Contest, out: Path, observer: AttemptObserver) -> ContestDocument:
-    """Search, select, and run what was selected; whatever is in ``out/cells`` already is not run again."""
-    scoring = answers_scoring(task)
+def run_contest(
+    task: Task, contest: Contest, out: Path, observer: AttemptObserver, scoring: Scoring | None = None
+) -> ContestDocument:
+    """Search, select, and run what was selected; whatever is in ``out/cells`` already is not run again.
+
+    ``scoring`` is that of the task's figures, if they are not of answers under teacher forcing.
+    """
+    scoring = scoring or answers_scoring(task)
     searched = {name: search_variants(name, contest) for name in contest.names}
     grid = Grid(SEARCH, "Search", tuple(variant for own in searched.values() for variant in own))
     cells, rows = plan(task, [grid], [contest.search_seed])
@@ -179,6 +213,10 @@ def run_contest(task: Task, contest: Contest, out: Path, observer: AttemptObserv
         "search_seed": contest.search_seed,
         "seeds": list(contest.seeds),
         "definition": scoring.definition,
+        "reference_scores": {
+            str(seed): {name: scoring.scores(own, both) for name, own in both.items()}
+            for seed, both in references.items()
+        },
         "references": {str(seed): {name: dict(own) for name, own in both.items()} for seed, both in references.items()},
         "entries": entries,
     }
@@ -235,6 +273,11 @@ def _references(task: Task, select: Selector, seeds: Sequence[int]) -> dict[int,
     return found
 
 
+def _comparable(figures: Figures, known: Mapping[str, Figures]) -> bool:
+    """Whether there is a retrained model, and all figures that make up the distance to it."""
+    return "retain" in known and all(name in own for name in DISTANCE for own in (figures, known["retain"]))
+
+
 def _judged(record: Record, known: Mapping[str, Figures], scores: Scores | None) -> dict[str, Any]:
     if scores is None:
         return {"seed": record.seed, "error": record.error}
@@ -243,5 +286,5 @@ def _judged(record: Record, known: Mapping[str, Figures], scores: Scores | None)
         "error": None,
         "figures": dict(record.metrics),
         "scores": scores,
-        "distance": distance(record.metrics, known["retain"]),
+        "distance": distance(record.metrics, known["retain"]) if _comparable(record.metrics, known) else None,
     }

@@ -1,6 +1,6 @@
 """Losses as plain functions in a registry."""
 
-from . import language
+from . import distillation, language, preference, weighted
 from .language import COUNT, answer_mask, answer_nll, answer_values, logits_of, sequence_logprobs, token_nll
 from .reference import ReferenceLogProbs, ReferenceModel
 from .registry import LOSSES, LossContext, LossSpec, get_loss, register_loss
@@ -15,10 +15,13 @@ __all__ = [
     "answer_mask",
     "answer_nll",
     "answer_values",
+    "distillation",
     "get_loss",
     "language",
     "logits_of",
+    "preference",
     "register_loss",
     "sequence_logprobs",
     "token_nll",
+    "weighted",
 ]

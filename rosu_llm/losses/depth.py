@@ -157,6 +157,20 @@ class Gate:
 
         handle = values.register_hook(weighed)
 
+    def weigh_rows(self, values: Tensor, levels: Tensor) -> None:
+        """Weigh the gradient of one number per row, for losses that compare whole answers; ``levels`` as above."""
+        if self._weights is None:
+            self._weights = self._depth.weigh(levels.detach(), self._batch)
+        if not values.requires_grad:
+            return
+        weights = self._weights
+
+        def weighed(gradient: Tensor) -> Tensor:
+            handle.remove()  # once, as above
+            return gradient * weights.to(gradient.dtype)
+
+        handle = values.register_hook(weighed)
+
     def _after(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
         """For losses that read the logits themselves."""
         if self._answering or named.get("input_ids") is not self._batch["input_ids"]:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from ..errors import DataError
 from .answers import TokenNLL, at_positions, unwrapped, wide
 from .registry import Batch, LossContext, register_loss
 
@@ -20,6 +21,9 @@ IGNORE = -100
 #: What a model is given whose forward takes any name; of others, what it names.
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "inputs_embeds")
 
+
+#: The key under which a forget batch may hold another answer to each of its questions, as a batch of its own.
+ALTERNATE = "alternate"
 
 #: The key under which a batch may hold the :class:`Positions` of its answer tokens, for whoever knows them already.
 POSITIONS = "answer_positions"
@@ -88,6 +92,28 @@ def count_places(batch: Batch) -> Tensor:
     return torch.tensor(batch["input_ids"].numel())
 
 
+def alternate_of(batch: Batch) -> Batch:
+    """The third answers of a batch."""
+    if ALTERNATE not in batch:
+        raise DataError(
+            f"The forget data has keys {sorted(map(str, batch))} but no {ALTERNATE!r}, which this forget_loss needs: "
+            "build the forget data with WithAlternates, or put input_ids, attention_mask and labels of another "
+            "answer to each question there; with 'rosu train', set refusals or alternates."
+        )
+    found: Batch = batch[ALTERNATE]
+    if isinstance(found["input_ids"], Tensor) and len(found["input_ids"]) != len(batch["input_ids"]):
+        raise DataError(
+            f"The forget batch has {len(batch['input_ids'])} answers and {len(found['input_ids'])} alternate ones: one "
+            "for each is needed."
+        )
+    return found
+
+
+def count_alternate_tokens(batch: Batch) -> Tensor:
+    """Number of tokens of the alternate answers."""
+    return count_tokens(alternate_of(batch))
+
+
 def count_rows(batch: Batch) -> Tensor:
     """Number of sequences."""
     return torch.tensor(len(batch["input_ids"]))
@@ -99,6 +125,7 @@ COUNT = {
     "position": count_positions,
     "place": count_places,
     "row": count_rows,
+    "alternate": count_alternate_tokens,
 }
 
 
@@ -185,7 +212,7 @@ def kl(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     A retain loss only: at the initial weights its gradient vanishes, so raising it has no direction
     (and lowering it protects nothing until the first step has been taken).
     """
-    initial = _initial_logits(batch, context)
+    initial = initial_logits(batch, context)
 
     def divergence(logits: Tensor, tokens: Tensor, at: slice) -> Tensor:
         reference, current = initial(at).log_softmax(-1), logits.log_softmax(-1)
@@ -195,7 +222,7 @@ def kl(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
 
 
 @torch.no_grad()
-def _initial_logits(batch: Batch, context: LossContext) -> Callable[[slice], Tensor]:
+def initial_logits(batch: Batch, context: LossContext) -> Callable[[slice], Tensor]:
     """The initial model's logits at some of the answer positions: of its hidden states chunk by chunk, or all kept."""
     kept = context.reference_hidden(batch) if context.reference_hidden is not None else None
     if kept is not None:

@@ -21,8 +21,10 @@ Batch = Mapping[str, Any]
 #: Hidden states [positions, hidden size], weight [vocabulary, hidden size] and bias of the output layer.
 InitialAnswers = tuple[Tensor, Tensor, Tensor | None]
 
-UNITS = ("token", "sequence", "position", "place", "row")
+UNITS = ("token", "sequence", "position", "place", "row", "alternate")
 REFERENCES = ("none", "logprobs", "distributions", "logits", "activations")
+#: What the third answer of a sample may be, where a loss needs one.
+ALTERNATIVES = ("none", "refusals", "alternates")
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,14 @@ class LossSpec:
     Attributes:
         function: returns the sum over units of one batch.
         unit: what its sum is divided by: ``token`` (answer tokens), ``sequence`` (with an answer), ``position``
-            (attended tokens), ``place`` (all tokens, padding too) or ``row`` (all sequences).
+            (attended tokens), ``place`` (all tokens, padding too), ``row`` (all sequences) or ``alternate`` (tokens of
+            the third answers).
         roles: where it makes sense, ``forget`` and/or ``retain``.
         reference: ``none``, ``logprobs`` (one number per sample, computed up front), ``distributions`` (at the answer
             positions; of hidden states computed up front, where samples can be listed), ``logits`` (needs the initial
             model at every step) or ``activations`` (of one layer: ``RepresentationTrainer``).
         options: names and defaults of its hyper-parameters.
+        alternative: the third answer that it needs of every sample: ``none``, ``refusals`` or ``alternates``.
     """
 
     name: str
@@ -71,6 +75,7 @@ class LossSpec:
     roles: tuple[str, ...]
     reference: str = "none"
     options: Mapping[str, float] = field(default_factory=dict)
+    alternative: str = "none"
 
 
 LOSSES: dict[str, LossSpec] = {}
@@ -85,6 +90,7 @@ def register_loss(
     unit: str = "token",
     roles: tuple[str, ...] = ("forget", "retain"),
     reference: str = "none",
+    alternative: str = "none",
     **options: float,
 ) -> Callable[[LossFunction], LossFunction]:
     """Decorator: make ``loss(model, batch, context) -> sum`` available as ``forget_loss``/``retain_loss``."""
@@ -92,9 +98,11 @@ def register_loss(
         raise unknown("unit", unit, UNITS)
     if reference not in REFERENCES:
         raise unknown("reference", reference, REFERENCES)
+    if alternative not in ALTERNATIVES:
+        raise unknown("alternative", alternative, ALTERNATIVES)
 
     def add(function: LossFunction) -> LossFunction:
-        LOSSES[name] = LossSpec(name, function, unit, roles, reference, options)
+        LOSSES[name] = LossSpec(name, function, unit, roles, reference, options, alternative)
         return function
 
     return add

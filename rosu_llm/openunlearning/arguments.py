@@ -16,13 +16,8 @@ from .registration import GENERAL, TRAINERS
 
 @dataclass
 class BridgeArguments(MethodArguments):
-    """The method's settings plus those of the losses we borrow; defaults as in OpenUnlearning's own configurations."""
+    """The method's settings plus those that only a loss we borrow has; defaults as in OpenUnlearning's own."""
 
-    dpo_beta: float = field(default=0.1, metadata={"help": "dpo: inverse temperature."})
-    wga_beta: float = field(default=1.0, metadata={"help": "wga: exponent of the token weights."})
-    satimp_beta1: float = field(default=5.0, metadata={"help": "satimp: exponent of saturation."})
-    satimp_beta2: float = field(default=1.0, metadata={"help": "satimp: exponent of importance."})
-    undial_beta: float = field(default=10.0, metadata={"help": "undial: amount subtracted from the teacher's logit."})
     ceu_ignore_first: int = field(default=1, metadata={"help": "ceu: answer tokens left out at the start."})
 
 

@@ -2,7 +2,9 @@
 
 Its functions return a mean over the batch of something to be *minimised*. Ours return a sum over units of something to
 be *raised* (``losses/registry.py``), so each is minus their value times the number of units: on one batch the two agree
-exactly, and a window weighs its micro-batches by their units. Losses we have ourselves (nll, npo, simnpo) stay ours.
+exactly, and a window weighs its micro-batches by their units. Losses we have ourselves (nll, npo, simnpo, wga, satimp,
+undial) stay ours. ``dpo`` serves its data sets, which draw another refusal whenever a sample is read, so that no
+reference can be computed once; where it can, ``idk_dpo`` and ``altpo`` are ours.
 """
 
 from __future__ import annotations
@@ -61,24 +63,6 @@ def dpo(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     )
 
 
-def undial(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
-    """Distil from the initial model with the answer tokens' logits lowered."""
-    given = (model, _reference(context), _inputs(batch), context.options["undial_beta"])
-    return _raised("trainer.utils:compute_undial_loss", "sequence", batch, *given)
-
-
-def wga(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
-    """Likelihood weighted by confidence."""
-    given = (model, _inputs(batch), context.options["wga_beta"])
-    return _raised("trainer.utils:compute_wga_loss", "token", batch, *given)
-
-
-def satimp(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
-    """Likelihood weighted by saturation and importance."""
-    given = (model, _inputs(batch), context.options["satimp_beta1"], context.options["satimp_beta2"])
-    return _raised("trainer.utils:compute_satimp_loss", "token", batch, *given)
-
-
 def ceu(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Cross-entropy against a target without the answer token."""
     skipped = int(context.options["ceu_ignore_first"])
@@ -88,9 +72,6 @@ def ceu(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
 
 _BORROWED: dict[str, tuple[LossFunction, dict[str, Any]]] = {
     "dpo": (dpo, {"unit": "sequence", "reference": "logits", "dpo_beta": 0.1}),
-    "undial": (undial, {"unit": "sequence", "reference": "logits", "undial_beta": 10.0}),
-    "wga": (wga, {"wga_beta": 1.0}),
-    "satimp": (satimp, {"satimp_beta1": 5.0, "satimp_beta2": 1.0}),
     "ceu": (ceu, {"ceu_ignore_first": 1.0}),
 }
 

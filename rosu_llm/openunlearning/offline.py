@@ -84,6 +84,7 @@ def name_for_all_versions(file: Path) -> None:
     """Since transformers 5 the class has a name, and the template a file, that OpenUnlearning's pins do not know."""
     settings = {**json.loads(file.read_text(encoding="utf-8")), "tokenizer_class": "PreTrainedTokenizerFast"}
     settings.pop("backend", None)
+    settings.setdefault("model_input_names", ["input_ids", "attention_mask"])  # which the class it had may have known
     template = file.with_name("chat_template.jinja")
     if template.is_file():
         settings["chat_template"] = template.read_text(encoding="utf-8")

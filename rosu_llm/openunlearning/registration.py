@@ -56,6 +56,7 @@ TRAINERS: dict[str, Alias] = {
     "OrthoGrad": Alias("orthograd"),
     "GU": Alias("gu"),
     "NPOSAM": Alias("sam_npo"),
+    "IdkNLL": Alias("graddiff"),
     "RetainFineTune": Alias("ft"),
 }
 

@@ -12,16 +12,15 @@ import torch
 from safetensors import SafetensorError
 
 from ..compat import dtype_argument, load_causal_model
-from ..data.alternates import listed_alternates, nearest_alternates
 from ..data.chat_format import FORMAT_FILE, ChatFormat, find_format, format_json, saved_format
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
-from ..data.question_answer import QuestionAnswerDataset
-from ..data.sources import load_samples, read_pairs, read_rows
+from ..data.sources import load_samples
 from ..errors import ConfigError, DataError
 from ..files import write_atomically
 from ..training.trainer import ROSUMixin, ROSUTrainer
 from .prepare import Loaded, load_tokenizer, not_loaded
 from .settings import Recipe, RunArguments, parts_needed
+from .third_answers import alternate_samples, check_third, with_third
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +38,7 @@ def load(recipe: Recipe) -> Loaded:
             raise DataError(f"{name}: holdout needs never-trained samples: pass --holdout-data FILE, or a target loss.")
     if config.forget_until == "base" and not arguments.base_model:
         raise ConfigError("forget_until: base needs the model before it learned the data: pass --base-model NAME.")
+    check_third(recipe)
     tokenizer = load_tokenizer(arguments)
     form = chat_format(arguments, tokenizer)
     samples = sample_reader(arguments, tokenizer, form)
@@ -47,7 +47,8 @@ def load(recipe: Recipe) -> Loaded:
     forget, retain, holdout, budget = (samples(source) if source else None for source in sources)
     if retain is None and config.budget is not None and budget is None:
         raise DataError("budget needs data to look at: without retain_data pass --budget-data FILE.")
-    alternates = _alternates(arguments, tokenizer, form) if config.forget_until == "alternates" else None
+    forget = with_third(forget, recipe, tokenizer, form)
+    alternates = alternate_samples(arguments, tokenizer, form) if config.forget_until == "alternates" else None
     if forget is not None and "forget" not in parts_needed(config) and config.should_log:
         logger.warning(
             "method=%s learns retain_data alone; with forget_data an epoch is %d samples of it, as in a run that "
@@ -56,7 +57,7 @@ def load(recipe: Recipe) -> Loaded:
             len(forget) * arguments.retain_per_forget,
             len(retain or ()),
         )
-    model = _model(arguments)
+    model = load_model(arguments)
     for part in (forget, retain, holdout, budget):
         _check_fits(part, model, tokenizer, form, arguments)
     return Loaded(model, tokenizer, forget, retain, holdout, alternates, budget)
@@ -112,19 +113,6 @@ def _set_aside(retain: Any) -> tuple[list[Any], list[Any]]:
     return [retain[i] for i in range(len(retain)) if i not in kept], [retain[i] for i in kept]
 
 
-def _alternates(arguments: RunArguments, tokenizer: Any, form: ChatFormat | None) -> list[Any]:
-    """Samples with wrong answers, a list for each forget row."""
-    source, keys = str(arguments.forget_data), (arguments.question_key, arguments.answer_key, arguments.text_key)
-    if arguments.alternates_key is not None:
-        rows = read_rows(source)[: arguments.limit]
-        found = listed_alternates(rows, source, arguments.alternates_key, arguments.question_key)
-    else:
-        both = (read_pairs(name, *keys, arguments.limit) for name in (source, str(arguments.retain_data)))
-        found = nearest_alternates(*both)
-    length = int(arguments.max_length)  # type: ignore[arg-type]
-    return [QuestionAnswerDataset(own, tokenizer, max_length=length, chat_format=form).samples for own in found]
-
-
 def chat_format(arguments: RunArguments, tokenizer: Any) -> ChatFormat | None:
     """How questions are encoded: as the settings say, else as the model was trained before, else None."""
     if arguments.chat_format is not None:
@@ -149,6 +137,7 @@ def _check_fits(samples: Any, model: Any, tokenizer: Any, form: ChatFormat | Non
     if not samples:
         return
     name, limit = arguments.model_name_or_path, getattr(model.config, "max_position_embeddings", None)
+    samples = [*samples, *getattr(samples, "every_alternate", ())]
     longest = max(len(sample["input_ids"]) for sample in samples)
     if isinstance(limit, int) and longest > limit:
         cut = f"pass --max-length {limit}, which cuts answers" if form is None else "take a model that reads more"
@@ -166,7 +155,8 @@ def _check_fits(samples: Any, model: Any, tokenizer: Any, form: ChatFormat | Non
         )
 
 
-def _model(arguments: RunArguments) -> Any:
+def load_model(arguments: RunArguments) -> Any:
+    """The model that the settings name, in the type they name."""
     extra = {"attn_implementation": arguments.attn_implementation} if arguments.attn_implementation else {}
     try:
         return load_causal_model(

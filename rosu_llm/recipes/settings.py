@@ -58,6 +58,14 @@ class RunArguments:
         default=None,
         metadata={"help": "forget_until: alternates: field of wrong answers; none takes answers of retain_data."},
     )
+    refusals: str | None = field(
+        default=None,
+        metadata={"help": "idk_nll, idk_dpo: text file, one refusal per line; none takes the list of the package."},
+    )
+    alternates: str | None = field(
+        default=None,
+        metadata={"help": "altpo, forget_until: alternates: file of other answers, made by 'rosu data alternates'."},
+    )
     question_key: str = field(default="question", metadata={"help": "Field of the question."})
     answer_key: str = field(default="answer", metadata={"help": "Field of the answer."})
     text_key: str = field(default="text", metadata={"help": "Field of plain text."})

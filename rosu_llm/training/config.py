@@ -37,6 +37,18 @@ NAMES = {
     "forget_until": ("off", *SOURCES),
 }
 
+#: Settings that belong to a loss, and the losses that read them.
+LOSS_OPTIONS = {
+    "npo_beta": ("npo",),
+    "simnpo_beta": ("simnpo",),
+    "simnpo_delta": ("simnpo",),
+    "dpo_beta": ("idk_dpo", "altpo"),
+    "undial_beta": ("undial",),
+    "wga_beta": ("wga",),
+    "satimp_beta1": ("satimp",),
+    "satimp_beta2": ("satimp",),
+}
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -61,7 +73,7 @@ class MethodArguments:
 
     # -- the method -----------------------------------------------------------------------------
     method: str = field(default="rosu", metadata=_help("Rule: " + ", ".join(METHODS) + "."))
-    forget_loss: str = field(default="nll", metadata=_help("L_f, raised: nll, npo, simnpo or a registered name."))
+    forget_loss: str = field(default="nll", metadata=_help("L_f, raised: nll, npo, simnpo, … or a registered name."))
     retain_loss: str = field(default="nll", metadata=_help("L_r, lowered: nll, kl or a registered name."))
 
     # -- the surrogate --------------------------------------------------------------------------
@@ -138,6 +150,11 @@ class MethodArguments:
     npo_beta: float = field(default=0.1, metadata=_help("npo: inverse temperature."))
     simnpo_beta: float = field(default=4.5, metadata=_help("simnpo: inverse temperature."))
     simnpo_delta: float = field(default=0.0, metadata=_help("simnpo: margin."))
+    dpo_beta: float = field(default=0.1, metadata=_help("idk_dpo, altpo: inverse temperature."))
+    undial_beta: float = field(default=10.0, metadata=_help("undial: amount subtracted from the teacher's logit."))
+    wga_beta: float = field(default=1.0, metadata=_help("wga: exponent of the token weights."))
+    satimp_beta1: float = field(default=5.0, metadata=_help("satimp: exponent of saturation."))
+    satimp_beta2: float = field(default=1.0, metadata=_help("satimp: exponent of importance."))
 
     # -- arithmetic -----------------------------------------------------------------------------
     reduction: str = field(
@@ -182,9 +199,7 @@ class MethodArguments:
         self.amplifier(None if self.amplify != "auto" else "direct")
         for role in ("forget", "retain"):
             self.loss(role)
-        for name in ("npo_beta", "simnpo_beta"):
-            if not (getattr(self, name) > 0.0 and isfinite(getattr(self, name))):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be positive and finite.")
+        self._check_loss_options()
         if self.reduction not in self.reductions:
             raise unknown("reduction", self.reduction, self.reductions)
         if self.micro_batch_tokens is not None and self.micro_batch_tokens < 0:
@@ -217,6 +232,23 @@ class MethodArguments:
                 except ValueError:
                     pass
             setattr(self, name, value)
+
+    def _check_loss_options(self) -> None:
+        """Raise for values that make no loss, and for options of a loss that is not used."""
+        for name in ("npo_beta", "simnpo_beta", "dpo_beta", "undial_beta"):
+            if not (getattr(self, name) > 0.0 and isfinite(getattr(self, name))):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be positive and finite.")
+        for name in ("wga_beta", "satimp_beta1", "satimp_beta2"):
+            if not (getattr(self, name) >= 0.0 and isfinite(getattr(self, name))):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be finite and not negative.")
+        used = {name for role in ("forget", "retain") for name in self.loss(role).options}
+        for name, own in LOSS_OPTIONS.items():
+            value = getattr(self, name)
+            if name not in used and value != type(self).__dataclass_fields__[name].default:
+                raise ConfigError(
+                    f"{name}={value!r} is an option of forget_loss {' and '.join(map(repr, own))}, and this is "
+                    f"forget_loss={self.forget_loss!r}, which never reads it: leave it out, or change the loss."
+                )
 
     def _check_radius(self) -> None:
         if not isinstance(self.rho, str):
@@ -282,7 +314,18 @@ class MethodArguments:
                 "forget_level='token' needs a target for every token, and alternate answers have others: "
                 "use 'holdout', 'base' or a number, or forget_level='sequence'."
             )
-        if self.loss("forget").reference == "activations":
+        spec = self.loss("forget")
+        if spec.unit == "alternate":
+            raise ConfigError(
+                f"forget_until stops where the loss of the answer is high enough, and forget_loss={self.forget_loss!r} "
+                "computes that of the refusals alone: set forget_until='off', or use forget_loss='idk_dpo'."
+            )
+        if spec.alternative != "none" and self.forget_level == "token":
+            raise ConfigError(
+                f"forget_level='token' weighs the tokens of the answer, and forget_loss={self.forget_loss!r} compares "
+                "two whole answers: use forget_level='sequence'."
+            )
+        if spec.reference == "activations":
             raise ConfigError("forget_until bounds the loss of answers, and representation level has none: set 'off'.")
         if "forget" not in self.rule().passes:
             raise ConfigError(f"method={self.method!r} forgets nothing, so forget_until has no meaning: set 'off'.")

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ..data.pairing import ForgetRetainDataset
 from ..errors import ConfigError, DataError
 from ..files import part_of
-from ..losses.language import answer_nll
+from ..losses.language import ALTERNATE, alternate_of, answer_nll
 from ..losses.reference import evaluating
 from ..step import Calibration, UnlearningStep
 from .best import Best
@@ -76,7 +78,8 @@ class Measuring(Base):  # type: ignore[misc]
     def _build_measurements(self) -> None:
         """What the settings ask for, before the first step."""
         settings = self.method_args
-        listed = all(map(is_indexable, (self.train_dataset, getattr(self.train_dataset, "retain", None))))
+        listed = ["forget"] if is_indexable(self.train_dataset) else []
+        listed += ["retain"] if listed and is_indexable(getattr(self.train_dataset, "retain", None)) else []
         self._references = References(settings, self.model, self.layout, listed=listed)
         self._calibration = self._build_calibration()
         self._bound = None if settings.forget_until == "off" else Bound(settings, self.args.seed)
@@ -161,19 +164,24 @@ class Measuring(Base):  # type: ignore[misc]
             if self._references.wants_states:
                 self._keep_initial_states(model)
             sets = [self.train_dataset, *paired_sets(self.eval_dataset)]
-            share = (batch for each in sets for batch in self._forget_share(each))
+            share = (batch for each in sets for batch in self._answers_share(each))
             self._references.compute(model, lambda: share, self._ranks())
 
     def _keep_initial_states(self, model: nn.Module) -> None:
-        """Of all retain samples that training, the stored gradients and evaluation will meet."""
-        sets = [self.train_dataset.retain] + ([] if self._memory_data is None else [self._memory_data])
-        for each in paired_sets(self.eval_dataset):
-            sets.append(each.retain if is_indexable(getattr(each, "retain", None)) else each)
-        batches = (batch for each in sets for batch, _ in self._shared(each))
-        listed = (batch.get("retain", batch) for batch in batches if "retain" in batch or "forget" not in batch)
+        """Of all samples that training, the stored gradients and evaluation will meet, in the parts that need them."""
+        compared, evaluated = self._references.compared, list(paired_sets(self.eval_dataset))
+        listed: Iterable[Mapping[str, Any]] = ()
+        if "retain" in compared:
+            sets = [self.train_dataset.retain] + ([] if self._memory_data is None else [self._memory_data])
+            sets += [each.retain if is_indexable(getattr(each, "retain", None)) else each for each in evaluated]
+            batches = (batch for each in sets for batch, _ in self._shared(each))
+            listed = (batch.get("retain", batch) for batch in batches if "retain" in batch or "forget" not in batch)
+        if "forget" in compared:
+            listed = chain(listed, *(self._forget_share(each) for each in (self.train_dataset, *evaluated)))
         pairs = self._batch(self.train_dataset, self._rows(self.train_dataset)[0])
+        drawn = [pairs[part] for part in compared if part in pairs]
         file, writer = Path(self.args.output_dir) / INITIAL_FILE, bool(self.is_world_process_zero())
-        self._references.keep_states(model, listed, pairs.get("retain"), self._ranks(), file, writer=writer)
+        self._references.keep_states(model, listed, drawn, self._ranks(), file, writer=writer)
 
     def _forget_batches(self) -> Iterator[Mapping[str, Any]]:
         return (batch["forget"] for batch in self._batches(self.train_dataset) if "forget" in batch)
@@ -181,6 +189,16 @@ class Measuring(Base):  # type: ignore[misc]
     def _forget_share(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
         # What is measured twice has the same key and the same value.
         return (batch["forget"] for batch, _ in self._shared(dataset) if "forget" in batch)
+
+    def _answers_share(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
+        """This process's share of the forget samples, and of every third answer they will have in any epoch."""
+        every = getattr(getattr(dataset, "forget", None), "every_alternate", None)
+        for batch in self._forget_share(dataset):
+            yield batch
+            if every is None and ALTERNATE in batch:
+                yield batch[ALTERNATE]
+        if every is not None:
+            yield from (batch for batch, _ in self._shared(every))
 
     def _measure_targets(self, model: nn.Module, bound: Bound) -> None:
         """Before the first step, likewise."""
@@ -293,8 +311,10 @@ class Measuring(Base):  # type: ignore[misc]
 
     def _check_data(self, train_dataset: Any, model_init: Any) -> None:
         settings = self.method_args
-        if model_init is not None and self.method_args.retain_loss == "kl":
-            raise ConfigError("retain_loss='kl' needs the initial model: pass model=… instead of model_init=….")
+        for part in ("forget", "retain"):
+            if model_init is not None and settings.loss(part).reference == "distributions":
+                named = f"{part}_loss={getattr(settings, f'{part}_loss')!r}"
+                raise ConfigError(f"{named} needs the initial model: pass model=… instead of model_init=….")
         if hasattr(train_dataset, "__len__") and len(train_dataset) == 0:
             raise DataError("train_dataset is empty: there is nothing to unlearn.")
         for name in ("calibrate", "forget_until"):
@@ -310,6 +330,8 @@ class Measuring(Base):  # type: ignore[misc]
         if settings.budget is not None:
             check_budget_data(self._budget_data)
         self._check_memory(train_dataset)
+        if settings.loss("forget").alternative != "none" and isinstance(train_dataset, ForgetRetainDataset):
+            alternate_of(train_dataset.forget[0])
         if settings.forget_until == "alternates":
             check_alternates(self._alternates, train_dataset)
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..errors import DataError
 from ..losses import COUNT
-from ..losses.language import IGNORE
+from ..losses.language import ALTERNATE, IGNORE
 from ..step import Closure
 from .ranks import Ranks
 from .window import WindowLoss
@@ -105,6 +105,8 @@ def single(batch: Mapping[str, Any], row: int, end: int | None = None) -> dict[s
     end = end_of(batch, row) if end is None else end
     sample: dict[str, Any] = {}
     for name, value in batch.items():
+        if name == ALTERNATE:
+            value = single(value, row)
         if isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows:
             value = value[row : row + 1]
             if value.dim() > 1 and value.shape[1] == length:

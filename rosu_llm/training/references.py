@@ -1,15 +1,15 @@
 """What the configured losses need of the initial model, and the losses built with it.
 
-``npo`` needs one log-probability per forget sample, computed before the first step. ``kl`` needs the initial model's
-distributions at every step: with an adapter those of the model without it; else of hidden states that are computed
-before the first step, where the retain samples can be listed (:mod:`rosu_llm.training.initial`); else of a frozen copy
-(:mod:`rosu_llm.losses.reference`).
+``npo`` needs one log-probability per forget sample, computed before the first step; losses with a third answer one of
+that too. ``kl`` and ``undial`` need the initial model's distributions at every step: with an adapter those of the model
+without it; else of hidden states that are computed before the first step, where the samples can be listed
+(:mod:`rosu_llm.training.initial`); else of a frozen copy (:mod:`rosu_llm.losses.reference`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ..errors import UnsupportedLayoutError
 from ..files import part_of
 from ..losses import LossContext, ReferenceLogProbs, ReferenceModel
 from ..losses.answers import compiled
+from ..losses.language import ALTERNATE
 from ..losses.reference import starts_at_zero
 from ..losses.registry import Batch, InitialAnswers
 from .config import MethodArguments
@@ -40,10 +41,12 @@ class References:
         settings: the losses.
         model: the initial model.
         layout: ``local``, ``ddp``, ``fsdp2`` or ``zero``.
-        listed: whether all retain samples can be listed before the first step.
+        listed: the parts whose samples can all be listed before the first step.
     """
 
-    def __init__(self, settings: MethodArguments, model: nn.Module, layout: str, *, listed: bool = False) -> None:
+    def __init__(
+        self, settings: MethodArguments, model: nn.Module, layout: str, *, listed: Collection[str] = ()
+    ) -> None:
         self._settings, self._initial = settings, model
         self._sharded = layout in ("fsdp2", "zero")
         self.logprobs = ReferenceLogProbs()
@@ -51,14 +54,16 @@ class References:
         self._fixed = False  # whether the model may have left its initial weights since
         self.model: ReferenceModel | None = None
         self.states: InitialStates | None = None
-        kinds = {settings.loss(part).reference: part for part in reversed(PARTS)}
-        part = kinds.get("logits") or kinds.get("distributions")
-        if part is None:
+        kinds = {part: settings.loss(part).reference for part in PARTS}
+        #: The parts whose losses compare with distributions of the initial model.
+        self.compared = tuple(part for part, kind in kinds.items() if kind in ("logits", "distributions"))
+        if not self.compared:
             return
-        self._named = f"{part}_loss={getattr(settings, f'{part}_loss')!r}"
-        self._instead = f"{part}_loss='nll'"
-        if "logits" not in kinds and listed and not starts_at_zero(model):
-            self.states = InitialStates(self._named, self._instead, part, frozen_head=True)
+        self._named = " and ".join(f"{part}_loss={getattr(settings, f'{part}_loss')!r}" for part in self.compared)
+        self._instead = " and ".join(f"{part}_loss='nll'" for part in self.compared)
+        whole = "logits" in kinds.values()
+        if not whole and all(part in listed for part in self.compared) and not starts_at_zero(model):
+            self.states = InitialStates(self._named, self._instead, " or ".join(self.compared), frozen_head=True)
             try:
                 self.states.output_layer(model)
                 return
@@ -70,8 +75,9 @@ class References:
         if self._sharded and not hasattr(self._initial, "disable_adapter"):
             raise UnsupportedLayoutError(
                 f"{self._named} would keep a whole second model on every process, which sharding is meant to avoid: "
-                f"train an adapter (lora_r), or use {self._instead}. ('kl' needs none where the training data lists "
-                "its retain samples, as ForgetRetainDataset does, and the logits are those of an output layer.)"
+                f"train an adapter (lora_r), or use {self._instead}. ('kl' and 'undial' need none where the training "
+                "data lists its samples, as ForgetRetainDataset does, and the logits are those of an output layer; "
+                "'idk_dpo' and 'altpo' keep one number per answer, where 'dpo' keeps a model.)"
             )
         self.model = ReferenceModel(self._initial)
         if self._sharded and self.model.beside:
@@ -140,13 +146,13 @@ class References:
         self,
         model: nn.Module,
         listed: Iterable[Batch],
-        drawn: Batch | None,
+        drawn: Sequence[Batch],
         ranks: Ranks,
         file: Path,
         *,
         writer: bool,
     ) -> None:
-        """Hidden states of all retain samples under the weights the model has now; a frozen copy where they fail.
+        """Hidden states of all samples that are compared, at the weights as they are; a frozen copy where they fail.
 
         Args:
             listed: this process's share of the samples.
@@ -155,8 +161,8 @@ class References:
         """
         if self.states is None or not self._look(model, listed, ranks):
             return
-        if drawn is not None and not self._sharded and not self.states.know(drawn):
-            logger.warning("The training data returns other retain samples than it lists.")
+        if not self._sharded and not all(map(self.states.know, drawn)):
+            logger.warning("The training data returns other %s samples than it lists.", " or ".join(self.compared))
             self._copy_instead()
             return
         size = (self.states.extra_bytes - self.states.head_bytes) / 2**20
@@ -195,10 +201,12 @@ class References:
 
     def cover(self, model: nn.Module, batch: Batch, part: str) -> bool:
         """Whether the loss of an evaluation batch can be had; before training its references are computed."""
-        if part == "forget":
-            known = not self.needs_logprobs or self.logprobs.know(batch)
+        asked = [batch, *([batch[ALTERNATE]] if ALTERNATE in batch else [])]
+        values = part == "forget" and self.needs_logprobs
+        if values:
+            known = all(map(self.logprobs.know, asked))
         else:
-            known = self.states is None or self.states.know(batch)
+            known = self.states is None or part not in self.compared or self.states.know(batch)
         if known:
             return True
         if self._fixed:
@@ -212,8 +220,8 @@ class References:
                 )
             self._told.add(part)
             return False
-        if part == "forget":
-            self.logprobs.compute(model, [batch])
+        if values:
+            self.logprobs.compute(model, asked)
         else:
             self._look(model, [batch], Ranks(0, 1, lambda values: values))
         return True

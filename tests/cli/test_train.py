@@ -210,7 +210,7 @@ def test_smoke_disarms_what_depends_on_what_it_replaces(settings: dict[str, Any]
     assert main(["train", "--smoke", *flags]) == 0
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "recipes").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "recipes").rglob("*.yaml")), ids=lambda p: p.name)
 def test_shipped_recipes_smoke(path: Path, tmp_path: Path) -> None:
     assert read_config(path)
     assert main(["train", "--smoke", "--config", str(path), "--output-dir", str(tmp_path / "out")]) == 0

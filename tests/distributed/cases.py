@@ -22,6 +22,10 @@ STORED = {"method": "forget_only", "directions": 3}
 REFRESHED = {"protect": "both", "memory_refresh": 3, "budget": 10.0, "budget_measure": "kl", "budget_every": 1}
 #: Hidden states of the initial model in place of a copy, which sharding refuses.
 DIVERGENCE = {"retain_loss": "kl", "max_steps": 4}
+#: A third answer beside every forget sample, another one in the second epoch (step 5 on).
+THIRD = {"third": True, "forget_loss": "altpo", "max_steps": 6, "forget_until": 5.0}
+#: Hidden states of the initial model for both losses.
+DISTILLED = {"forget_loss": "undial", "retain_loss": "kl", "max_steps": 4}
 SAVED = {"save_strategy": "steps", "save_steps": 2}
 SAVING = {**SAVED, "forget_loss": "npo"}
 
@@ -43,11 +47,20 @@ BESIDES: dict[str, Cases] = {
         "twenty": {"max_steps": 20, "calibrate": "holdout"},
         "unlike": {"unlike": True},
         "divergence": {**DIVERGENCE, **SAVED},
+        "third": THIRD,
+        "distilled": DISTILLED,
     },
-    "zero3": {"based": BASED, "divergence": {**DIVERGENCE, **SAVED}},
+    "zero3": {
+        "based": BASED,
+        "divergence": {**DIVERGENCE, **SAVED},
+        "third": THIRD,
+        "distilled": DISTILLED,
+    },
     "fsdp2": {
         "based": BASED,
         "divergence": {**DIVERGENCE, **SAVED},
+        "third": THIRD,
+        "distilled": DISTILLED,
         "evaluated": {"evaluate": True, "eval_strategy": "steps", "eval_steps": 1},
         "bf16": {"bf16": True, "max_steps": 2, "rho": 1.0},
         "full": {**SAVING, "state_dict": "FULL_STATE_DICT"},
@@ -72,6 +85,7 @@ def alone() -> Cases:
     """What one process trains for comparison."""
     names = ("plain", "calibrated", "bounded", "best", "stored", "refreshed")
     found = {name: EVERYWHERE[name] for name in names} | {"lora": ADAPTER, "based": BASED, "divergence": DIVERGENCE}
+    found |= {"third": THIRD, "distilled": DISTILLED}
     return {**found, **PER_SAMPLE, **HESSIANS}
 
 

@@ -112,6 +112,17 @@ def test_bounded_forgetting_with_an_automatic_radius(layout: str, runs: Runs) ->
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
 
 
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "zero3"])
+@pytest.mark.parametrize("case", ["third", "distilled"])
+def test_a_third_answer_and_distillation_are_spread_like_any_loss(layout: str, case: str, runs: Runs) -> None:
+    """Reference values of both answers, and hidden states of both parts, are shared out and exchanged."""
+    spread, truth = runs(layout)[case], runs("local")[case]
+    assert difference(spread, truth) < 1e-4
+    for mine, theirs in zip(spread.logs, truth.logs, strict=True):
+        for name in ("loss/forget", "loss/retain", "norm/q"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+
+
 @pytest.mark.parametrize("layout", ["fsdp2", "zero3"])
 def test_the_model_before_learning_is_whole_on_every_process(layout: str, runs: Runs) -> None:
     """ZeRO-3 splits what is loaded beside the trained model, and FSDP2 reads it on the first process alone."""

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from tests.distributed.leaving import leave
 
-OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict", "fail", "unlike", "base")
+OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict", "fail", "unlike", "base", "third")
 
 
 def claim(layout: str, state_dict: str | None) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def spoil(options: dict[str, Any]) -> contextlib.ExitStack:
 def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
     from transformers import TrainerCallback
 
-    from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer
+    from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer, WithAlternates
     from tests.models import samples, tiny_llama
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -148,10 +148,14 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
         before.config.save_pretrained(base)
         save_file(dict(before.named_parameters()), base / "model.safetensors", metadata={"format": "pt"})
     count = 37 if options["uneven"] else 32
+    forget: Any = samples(count, seed=1)
+    if options["third"]:  # two for each, taken in turn by epoch
+        others = samples(2 * count, seed=7)
+        forget = WithAlternates(forget, list(zip(others[::2], others[1::2], strict=True)))
     trainer = ROSUTrainer(
         model,
         config,
-        train_dataset=ForgetRetainDataset(samples(count, seed=1), samples(40, seed=2)),
+        train_dataset=ForgetRetainDataset(forget, samples(40, seed=2)),
         eval_dataset=ForgetRetainDataset(samples(6, seed=4), samples(6, seed=5)) if options["evaluate"] else None,
         holdout_dataset=samples(5, seed=3),
         budget_dataset=samples(4, seed=6),

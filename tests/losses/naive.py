@@ -97,3 +97,34 @@ def directional(value: Any, model: nn.Module, direction: Sequence[Tensor], step:
                 p.add_(d, alpha=sign * step)
         ends.append(value())
     return float(ends[0] - ends[1]) / (2.0 * step)
+
+
+def dpo(
+    model: nn.Module, batch: Sequence[Sample], alternates: Sequence[Sample], initial: nn.Module, beta: float
+) -> float:
+    total = 0.0
+    for answer, other in zip(batch, alternates, strict=True):
+        if token_losses(model, answer) and token_losses(model, other):
+            margin = logprob(model, other) - logprob(initial, other) - logprob(model, answer) + logprob(initial, answer)
+            total += 2.0 / beta * log_sigmoid(beta * margin)
+    return total
+
+
+def undial(model: nn.Module, batch: Sequence[Sample], initial: nn.Module, beta: float) -> float:
+    total = 0.0
+    for s in batch:
+        for (before, token), (now, _) in zip(rows(initial, s), rows(model, s), strict=True):
+            lowered = [x - beta * (v == token) for v, x in enumerate(before)]
+            total += sum(exp(q) * p for q, p in zip(log_softmax(lowered), log_softmax(now), strict=True))
+    return total
+
+
+def weighted(model: nn.Module, batch: Sequence[Sample], weights: Sequence[float]) -> float:
+    """Σ of the answer tokens' losses, each with the next of the weights."""
+    losses = [x for s in batch for x in token_losses(model, s)]
+    return sum(w * x for w, x in zip(weights, losses, strict=True))
+
+
+def probabilities(model: nn.Module, batch: Sequence[Sample]) -> list[float]:
+    """p of every answer token."""
+    return [exp(-x) for s in batch for x in token_losses(model, s)]

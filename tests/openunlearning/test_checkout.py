@@ -24,6 +24,7 @@ from tests.conftest import ROOT
 from tests.openunlearning.checkout_run import (
     CPU_MODEL,
     CPU_TRAINER,
+    MODEL,
     NO_EVALUATION,
     SMALL,
     TWO_PROCESSES,
@@ -107,6 +108,23 @@ def test_training_on_two_processes_evaluates_on_the_way(checkout: Checkout) -> N
     for step in (0, 3):
         summary = json.loads((checkout.saved("two") / f"checkpoint-{step}" / "evals" / "TOFU_SUMMARY.json").read_text())
         assert "forget_Q_A_Prob" in summary
+
+
+def test_every_loss_it_has_is_ours_in_value_and_gradient(checkout: Checkout) -> None:
+    """The whole objective γ·forget + α·retain of its trainers on one batch of a real Llama, in float32.
+
+    UNDIAL on a batch that is all answer: theirs averages over prompt and padding too, and then the two differ.
+    """
+    model = checkout.workspace / "open-unlearning" / f"tofu_{MODEL}_full"
+    done = checkout.start([checkout.python, str(HERE / "losses_worker.py"), str(checkout.root), str(model)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    apart = found.pop("undial with a prompt")
+    assert set(found) == {"graddiff", "npo", "simnpo", "idk_dpo", "altpo", "undial", "wga", "satimp"}
+    for name, (theirs, ours, difference) in found.items():
+        assert ours == pytest.approx(theirs, rel=1e-5), name
+        assert difference < 1e-5, name
+    assert apart[2] > 1e-2
 
 
 def test_weights_equal_those_of_the_stand_alone_trainer(checkout: Checkout) -> None:

@@ -31,15 +31,15 @@ def test_a_mean_to_minimise_becomes_a_sum_to_raise(checkout: SimpleNamespace) ->
     import trainer.utils as theirs  # type: ignore[import-not-found]
 
     register_losses()
-    model, batch = tiny_llama(1), batch_of(checkout.data, 3)
+    model, batch, other = tiny_llama(1), batch_of(checkout.data, 3), batch_of(checkout.data, 4)
     tokens = sum(int((row[1:] != -100).sum()) for row in batch["labels"])
     for name, value, units in (
         ("wga", theirs.compute_wga_loss(model, batch, 1.0)[0], tokens),
         ("satimp", theirs.compute_satimp_loss(model, batch, 5.0, 1.0)[0], tokens),
-        ("undial", theirs.compute_undial_loss(model, tiny_llama(2), batch, 10.0)[0], 3),
+        ("dpo", theirs.compute_dpo_loss(model, tiny_llama(2), other, batch, 0.1)[0], 3),
     ):
         reference = tiny_llama(2)
-        mine = LOSSES[name].function(model, batch, context(reference, name))
+        mine = LOSSES[name].function(model, {**batch, "alternate": other}, context(reference, name))
         assert float(mine) == pytest.approx(-float(value) * units, rel=1e-6), name
 
 
@@ -98,7 +98,7 @@ def test_a_checkout_without_the_function(checkout: SimpleNamespace, monkeypatch:
     import trainer.utils as theirs
 
     register_losses()
-    monkeypatch.delattr(theirs, "compute_wga_loss")
-    model = tiny_llama(1)
-    with pytest.raises(ConfigError, match=r"has no trainer.utils.compute_wga_loss"):
-        LOSSES["wga"].function(model, batch_of(checkout.data, 3), context(model, "wga"))
+    monkeypatch.delattr(theirs, "compute_dpo_loss")
+    model, batch = tiny_llama(1), batch_of(checkout.data, 3)
+    with pytest.raises(ConfigError, match=r"has no trainer.utils.compute_dpo_loss"):
+        LOSSES["dpo"].function(model, {**batch, "alternate": batch}, context(model, "dpo"))

@@ -212,7 +212,7 @@ def test_logits_that_are_changed_after_the_output_layer_take_a_copy(
 
 
 def test_compiled_models_take_a_copy(tmp_path: Path) -> None:
-    references = References(config(tmp_path, retain_loss="kl"), tiny_llama(), "local", listed=True)
+    references = References(config(tmp_path, retain_loss="kl"), tiny_llama(), "local", listed=("retain",))
     graph = torch.compile(references._initial, backend="eager")
     references.keep_states(graph, [], None, ALONE, tmp_path / INITIAL_FILE, writer=True)  # type: ignore[arg-type]
     assert references.states is None and references.model is not None
@@ -273,10 +273,10 @@ def test_evaluation_before_training_asks_the_model_as_it_is(tmp_path: Path) -> N
 
 def test_sharding_is_refused_only_where_a_copy_is_needed(tmp_path: Path) -> None:
     settings = config(tmp_path, retain_loss="kl")
-    assert References(settings, tiny_llama(), "fsdp2", listed=True).states is not None
+    assert References(settings, tiny_llama(), "fsdp2", listed=("retain",)).states is not None
     with pytest.raises(UnsupportedLayoutError, match=r"whole second model.*ForgetRetainDataset"):
-        References(settings, tiny_llama(), "zero", listed=False)
+        References(settings, tiny_llama(), "zero")
     capped = tiny_decoder("gemma2", final_logit_softcapping=1.0)
-    references, batch = References(settings, capped, "fsdp2", listed=True), ForgetRetainCollator(0)(RETAIN)
+    references, batch = References(settings, capped, "fsdp2", listed=("retain",)), ForgetRetainCollator(0)(RETAIN)
     with pytest.raises(ConfigError, match=r"soft-capped or scaled.*retain_loss='nll'"):
-        references.keep_states(capped, [batch], None, ALONE, tmp_path / INITIAL_FILE, writer=True)
+        references.keep_states(capped, [batch], [], ALONE, tmp_path / INITIAL_FILE, writer=True)

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
 from ... import __version__
+from ...data.third_answers import WithAlternates
 from ...errors import ConfigError, DataError
 from ...recipes.prepare import Loaded, assemble
 from ...recipes.settings import WITHOUT_OUTPUT, RunArguments, build
@@ -93,10 +94,11 @@ class DemoTask:
                 )
         self.base: Mapping[str, Any] = {**COMMON, "use_cpu": True, **size.overrides, **values}
         self._size, self._folder = size, folder
-        self._world = lru_cache(maxsize=1)(lambda seed: build_world(seed, people=size.people))
+        self._world = lru_cache(maxsize=1)(lambda seed: build_world(seed, people=size.people, refusals=size.refusals))
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {"task": "demo", **{k: v for k, v in dataclasses.asdict(self._size).items() if k != "overrides"}}
+        size = {k: v for k, v in dataclasses.asdict(self._size).items() if k != "overrides"}
+        return {"task": "demo", **{k: v for k, v in size.items() if k != "refusals" or v}}
 
     def reference_seeds(self, seeds: Sequence[int]) -> list[int]:
         return list(seeds)
@@ -119,9 +121,18 @@ class DemoTask:
                 "The task 'demo' measures answers, which representation-level unlearning needs more layers for: use "
                 "--config FILE."
             )
+        if recipe.config.loss("forget").alternative == "refusals" and not self._size.refusals:
+            raise ConfigError(
+                f"The model of the task 'demo' knows no refusals, and forget_loss={recipe.config.forget_loss!r} needs "
+                "some: compare it with others by 'rosu sweep --methods', or use altpo."
+            )
         world = self._world(seed)
         model = self._taught(world, seed, steps)
+        forget: Any
         forget, retain, held_out = (world.data[split] for split in ("forget", "retain", "calibration"))
+        third = recipe.config.loss("forget").alternative
+        if third != "none":
+            forget = WithAlternates(forget, world.third_answers(third, seed))
         trainer = assemble(recipe, Loaded(model, world.tokenizer, forget, retain, held_out)).trainer
 
         def details() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import nn
 from ...data.pairing import ForgetRetainCollator
 from ...data.people import SPLITS, Corpus, generate
 from ...data.question_answer import QuestionAnswerDataset
+from ...data.third_answers import drawn_refusals
 from ...evaluation.memorisation import greedy, is_degenerate, membership_auc, score
 from ...losses import COUNT, answer_nll
 from ..attempt import Steps
@@ -29,7 +30,20 @@ class Size:
     layers: int = 4
     learning_epochs: int = 36
     overrides: dict[str, Any] = field(default_factory=dict)
+    refusals: bool = False  # whether the tokenizer knows the words of REFUSALS
 
+
+#: What the people's model can say where it should know nothing, in words with spaces between, as all its sentences.
+REFUSALS = (
+    "I do not know that .",
+    "I can not say .",
+    "Nothing is known to me about this .",
+    "I have no answer to that .",
+    "That I never learned .",
+    "I am not able to tell .",
+    "Sorry , I have no idea .",
+    "This is not known to me .",
+)
 
 FULL = Size()
 SMOKE = Size(
@@ -49,15 +63,26 @@ class World:
     tokenizer: Any
     data: dict[str, QuestionAnswerDataset]
 
+    def third_answers(self, kind: str, seed: int) -> list[Any]:
+        """For every forget question its refusals, or its wrong answers (``alternates``), tokenised."""
+        items = self.corpus.items["forget"]
+        found: list[Any] = [[(item.question, wrong) for wrong in item.perturbed_answers] for item in items]
+        if kind == "refusals":
+            found = drawn_refusals([item.question for item in items], REFUSALS, seed)
+        return [self.encode(own).samples for own in found]
+
     def encode(self, pairs: Sequence[tuple[str, str]]) -> QuestionAnswerDataset:
         """Tokenise further pairs (paraphrases, perturbed answers) the same way."""
         return QuestionAnswerDataset(pairs, self.tokenizer, template="{question} ")
 
 
-def build_world(seed: int, *, people: dict[str, int] | None = None) -> World:
-    """Generate the people and tokenise them."""
+def build_world(seed: int, *, people: dict[str, int] | None = None, refusals: bool = False) -> World:
+    """Generate the people and tokenise them; with ``refusals`` the tokenizer knows their words too."""
     corpus = generate(seed, **(people or {}))
-    tokenizer = word_tokenizer(corpus.words())
+    words = corpus.words()
+    if refusals:  # behind the others, whose numbers stay
+        words += sorted({word for text in REFUSALS for word in text.split()} - set(words))
+    tokenizer = word_tokenizer(words)
     world = World(corpus, tokenizer, {})
     for split in SPLITS:
         world.data[split] = world.encode([(item.question, item.answer) for item in corpus.items[split]])

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 _DATA = (
-    "model_name_or_path forget_data retain_data holdout_data chat_format limit question_key answer_key text_key "
-    "max_length min_length"
+    "model_name_or_path forget_data retain_data holdout_data refusals alternates chat_format limit "
+    "question_key answer_key text_key max_length min_length"
 ).split()
 #: What a search cannot vary, and why or what to do instead.
 RESERVED = {
