@@ -71,13 +71,13 @@ def test_the_command_runs_prints_the_papers_shape_and_goes_on(
     words = ["sweep", "--methods", "IdkNLL", "AltPO", "--task", "demo", "--out", str(tmp_path), "--smoke"]
     assert main(words) == 0
     out = tmp_path / "smoke"
-    text = (out / "table3.md").read_text()
+    text = (out / "comparison.md").read_text()
     lines = [line for line in text.splitlines() if line.startswith(("| *Init. ft.* |", "| *Retain* |", "| AltPO |"))]
     assert len(lines) == 4  # AltPO in the search, too
     assert [cell.strip() for cell in lines[2].split("|")][-5:-1] == ["0.05", "0.67", "0.02", "0.94"]
     assert "the two halves do not compare" in text
     assert "Not in this table: GradDiff" in text
-    document = json.loads((out / "table3.json").read_text())
+    document = json.loads((out / "comparison.json").read_text())
     assert [len(entry["trials"]) for entry in document["entries"]] == [1, 1]
     cells = {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
     capsys.readouterr()
