@@ -42,6 +42,10 @@ def run_methods(
     rows = chosen_rows(options.methods)
     files = {name: values.pop(name, None) for name in ("alternates", "refusals")}
     kind = "smoke" if options.smoke else options.task or "config"
+    if options.smoke and not options.task:
+        from ..toys import toy_alternates
+
+        files = {"alternates": toy_alternates(options.out)}
     trials, seeds = (None, None) if options.smoke else (options.trials, options.seeds)
     contest = table_contest(rows, kind, trials, seeds, files)
     if options.task:

@@ -13,6 +13,7 @@ from rosu_llm.experiments.contest import CONTESTANTS, search_variants
 from rosu_llm.experiments.demo.world import REFUSALS, build_world
 from rosu_llm.experiments.table3 import BESIDES, ROWS, chosen_rows, table_contest
 from rosu_llm.presentation.blocks import printed
+from tests.conftest import ROOT
 
 
 def test_all_names_every_row_of_ours_in_the_papers_order() -> None:
@@ -84,6 +85,15 @@ def test_the_command_runs_prints_the_papers_shape_and_goes_on(
     assert main(words) == 0
     assert {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()} == cells
     assert "kept" in capsys.readouterr().out
+
+
+def test_a_recipe_of_tofu_is_compared_by_tofus_scores(tmp_path: Path) -> None:
+    recipe = ROOT / "configs" / "recipes" / "tofu" / "graddiff.yaml"
+    words = ["--config", str(recipe), "--alternates", "made.jsonl", "--out", str(tmp_path), "--smoke"]
+    assert main(["sweep", "--methods", "AltPO", *words]) == 0
+    document = json.loads((tmp_path / "smoke" / "comparison.json").read_text())
+    assert document["task"]["task"] == "tofu"
+    assert set(document["entries"][0]["per_seed"][0]["scores"]) == {"Agg_MU", "Mem", "Util", "Priv", "Agg"}
 
 
 def test_options_of_a_search_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
