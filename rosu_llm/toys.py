@@ -213,6 +213,14 @@ def toy_tofu(folder: Path, split: str) -> dict[str, Any]:
     return {"forget_data": f"{folder / 'toy-tofu'}:{split}", "chat_format": _CHAT_FORMAT}
 
 
+def toy_alternates(folder: Path) -> str:
+    """Write other answers to the toys' forget questions below ``folder``; returns the file."""
+    path = folder / "toy-alternates.jsonl"
+    items = toy_world().corpus.items["forget"]
+    write_rows(path, ({"question": item.question, "alternates": list(item.perturbed_answers)} for item in items))
+    return str(path)
+
+
 @contextmanager
 def tofu_toys(request: TofuRequest) -> Iterator[TofuRequest]:
     """The request for toy models; results go to ``smoke`` in its ``out``, else in ``outputs``."""

@@ -21,7 +21,7 @@ _OPTUNA: dict[str, Any] = {"space": None, "set": [], "timeout": None, "storage":
 def run_methods(
     options: argparse.Namespace, values: dict[str, Any], make_task: Callable[..., tuple[Task, Scoring]]
 ) -> int:
-    """Compare, print, and write ``table3.md``, ``.json`` and the tables into ``--out``."""
+    """Compare, print, and write ``comparison.md``, ``.json`` and the tables into ``--out``."""
     from dataclasses import replace
 
     from ..experiments.contest import run_contest
@@ -42,6 +42,10 @@ def run_methods(
     rows = chosen_rows(options.methods)
     files = {name: values.pop(name, None) for name in ("alternates", "refusals")}
     kind = "smoke" if options.smoke else options.task or "config"
+    if options.smoke and not options.task:
+        from ..toys import toy_alternates
+
+        files = {"alternates": toy_alternates(options.out)}
     trials, seeds = (None, None) if options.smoke else (options.trials, options.seeds)
     contest = table_contest(rows, kind, trials, seeds, files)
     if options.task:
@@ -57,9 +61,9 @@ def run_methods(
     section = table3_section(document, rows)
     print_section(section, bar.console)
     out: Path = options.out
-    write_json(out / "table3.json", {**document, "rows": dict(rows)})
+    write_json(out / "comparison.json", {**document, "rows": dict(rows)})
     for name, table in zip(("table3", "search"), section.tables, strict=True):
         write_table(table, out / name)
-    write_page(section, out / "table3.md")
-    bar.console.print(f"wrote {out / 'table3.md'}", highlight=False, soft_wrap=True)
+    write_page(section, out / "comparison.md")
+    bar.console.print(f"wrote {out / 'comparison.md'}", highlight=False, soft_wrap=True)
     return 0

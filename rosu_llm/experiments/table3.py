@@ -49,7 +49,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
 def chosen_rows(names: Sequence[str]) -> dict[str, str]:
     """Row → contestant for names as they are typed: ``all``, rows of the table, or contestants."""
     known = {**ROWS, **BESIDES}
-    by_lower = {row.lower(): row for row in known} | {one: row for row, one in known.items()}
+    by_lower = {one: row for row, one in known.items()} | {row.lower(): row for row in known}  # a row's name wins
     if list(names) == [ALL]:
         return known
     found: dict[str, str] = {}
