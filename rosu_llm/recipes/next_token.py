@@ -17,8 +17,10 @@ from ..data.chat_format import FORMAT_FILE, ChatFormat, find_format, format_json
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..data.question_answer import QuestionAnswerDataset
 from ..data.sources import load_samples, read_pairs, read_rows
+from ..data.sweep import SweepDataset
 from ..errors import ConfigError, DataError
 from ..files import write_atomically
+from ..training.adapter import refused_adapter
 from ..training.trainer import ROSUMixin, ROSUTrainer
 from .prepare import Loaded, load_tokenizer, not_loaded
 from .settings import Recipe, RunArguments, parts_needed
@@ -34,6 +36,8 @@ def load(recipe: Recipe) -> Loaded:
             "Lists for forget_data and max_length are taken in turn at representation level only (forget_loss: "
             "representation). Give one source and one length, or join the files."
         )
+    if config.rule().sweeps and arguments.lora_r is not None:
+        raise refused_adapter(config.method)
     for name in ("calibrate", "forget_until"):
         if getattr(config, name) == "holdout" and not arguments.holdout_data:
             raise DataError(f"{name}: holdout needs never-trained samples: pass --holdout-data FILE, or a target loss.")
@@ -87,7 +91,12 @@ def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
     if forget is not None:
         pairs = [{"forget": [sample]} for sample in forget]
         if retain is not None:
-            pairs = ForgetRetainDataset(forget, retain, retain_per_forget=per_forget, seed=config.seed)
+            mismatch = "mismatch" in config.rule().passes
+            pairs = ForgetRetainDataset(
+                forget, retain, retain_per_forget=per_forget, seed=config.seed, mismatch=mismatch
+            )
+        if retain is not None and config.rule().sweeps:
+            pairs = SweepDataset(forget, retain, multiple=config.train_batch_size * config.world_size)
     return ROSUTrainer(
         loaded.model,
         config,

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..errors import ConfigError, unknown
 from ..losses import get_loss
+from ..training.chosen import compile_pattern
 from ..training.config import MethodArguments, ROSUConfig
 from .losses import NOISE_SHAPES, REDUCTIONS
-from .names import compile_pattern
 
 PATHS = ("fast", "plain")
 
@@ -28,9 +28,11 @@ class RepresentationArguments(MethodArguments):
         metadata={"help": "token_mean: ½ mean over tokens; paper: ½ sum per sequence; rmu: mean over everything."},
     )
     target_layer: int = field(default=7, metadata={"help": "Layer ℓ whose output is compared, counted from 0."})
-    trainable_parameters: str = field(
+    trainable_parameters: str | None = field(
         default=r"layers\.(5|6|7)\.mlp\.down_proj\.weight$",
-        metadata={"help": "Regular expression: the parameters that are trained; everything else is frozen."},
+        metadata={
+            "help": "Regular expression: the parameters that are trained; none trains all up to ℓ (path: plain)."
+        },
     )
     layer_stack: str | None = field(
         default=None, metadata={"help": "Name of the list of decoder layers, where it cannot be told by its length."}
@@ -61,6 +63,11 @@ class RepresentationArguments(MethodArguments):
                     f"{role}_loss={name!r} is a loss of next-token probabilities, but the other one is a loss of "
                     "hidden activations: the two cannot be mixed. Set both to representation (or forget_loss to rmu)."
                 )
+        if self.rule().losses:
+            raise ConfigError(
+                f"method={self.method!r} has next-token losses of its own: leave forget_loss and retain_loss out. "
+                "trainable_parameters chooses the same matrices there."
+            )
         super().check_method()
         if self.calibrate != "off":
             raise ConfigError(
@@ -79,7 +86,8 @@ class RepresentationArguments(MethodArguments):
             )
         if self.target_layer < 0:
             raise ConfigError(f"target_layer={self.target_layer} must be 0 or more.")
-        compile_pattern("trainable_parameters", self.trainable_parameters)
+        if self.trainable_parameters is not None:
+            compile_pattern("trainable_parameters", self.trainable_parameters)
         for name, choices in (("noise_shape", NOISE_SHAPES), ("path", PATHS)):
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)

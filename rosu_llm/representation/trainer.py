@@ -119,6 +119,9 @@ class RepresentationMixin(ROSUMixin):
         self._files, self._stored = part.files, part.stored
         return part.model, list(part.stored)
 
+    def _choose_parameters(self, model: nn.Module, peft_config: Any) -> None:
+        """Nothing to do: they were chosen when the model was loaded."""
+
     def _prepare_precision(self, model: nn.Module, args: Any) -> None:
         """Nothing to do: the trained weights are float32 and their modules cast what they are given."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +171,10 @@ class Measuring(Base):  # type: ignore[misc]
         for each in paired_sets(self.eval_dataset):
             sets.append(each.retain if is_indexable(getattr(each, "retain", None)) else each)
         batches = (batch for each in sets for batch, _ in self._shared(each))
-        listed = (batch.get("retain", batch) for batch in batches if "retain" in batch or "forget" not in batch)
+        listed: Iterable[Any] = (b.get("retain", b) for b in batches if "retain" in b or "forget" not in b)
+        if self.method_args.loss("forget").reference == "distributions":
+            pairs_of = [self.train_dataset, *paired_sets(self.eval_dataset)]
+            listed = chain(listed, (batch for each in pairs_of for batch in self._forget_share(each)))
         pairs = self._batch(self.train_dataset, self._rows(self.train_dataset)[0])
         file, writer = Path(self.args.output_dir) / INITIAL_FILE, bool(self.is_world_process_zero())
         self._references.keep_states(model, listed, pairs.get("retain"), self._ranks(), file, writer=writer)
@@ -286,6 +290,10 @@ class Measuring(Base):  # type: ignore[misc]
             wanted = "method='forget_only'" if rule.stored else f"protect={settings.protect!r}"
             path = part_of(self._resumed_from, name, wanted)
             step.space.memory.update(load_memory(path, self.args.device))
+        if step.sweep is not None and self._resumed_from is not None:
+            path = part_of(self._resumed_from, MEMORY_FILE.format(rank=self._note_rank()), "method='ssd'")
+            step.space.memory.update(load_memory(path, self.args.device))
+            step.sweep.counts = dict(self._known_state.get("sweep", step.sweep.counts))
         if step.radius is not None and "radius" in self._known_state:
             step.radius.rho, step.radius.size = self._known_state["radius"]
 

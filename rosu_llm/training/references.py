@@ -195,10 +195,11 @@ class References:
 
     def cover(self, model: nn.Module, batch: Batch, part: str) -> bool:
         """Whether the loss of an evaluation batch can be had; before training its references are computed."""
-        if part == "forget":
+        of_states = self._settings.loss(part).reference == "distributions"
+        if part == "forget" and not of_states:
             known = not self.needs_logprobs or self.logprobs.know(batch)
         else:
-            known = self.states is None or self.states.know(batch)
+            known = not of_states or self.states is None or self.states.know(batch)
         if known:
             return True
         if self._fixed:
@@ -212,7 +213,7 @@ class References:
                 )
             self._told.add(part)
             return False
-        if part == "forget":
+        if part == "forget" and not of_states:
             self.logprobs.compute(model, [batch])
         else:
             self._look(model, [batch], Ranks(0, 1, lambda values: values))

@@ -115,6 +115,7 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
     from transformers import TrainerCallback
 
     from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer
+    from rosu_llm.data.sweep import SweepDataset
     from tests.models import samples, tiny_llama
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -148,10 +149,14 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
         before.config.save_pretrained(base)
         save_file(dict(before.named_parameters()), base / "model.safetensors", metadata={"format": "pt"})
     count = 37 if options["uneven"] else 32
+    forget, retain = samples(count, seed=1), samples(40, seed=2)
+    pairs: Any = ForgetRetainDataset(forget, retain, mismatch=config.method == "llmu")
+    if config.method == "ssd":
+        pairs = SweepDataset(forget, retain[:36] if options["uneven"] else retain[:32], multiple=2 * world)
     trainer = ROSUTrainer(
         model,
         config,
-        train_dataset=ForgetRetainDataset(samples(count, seed=1), samples(40, seed=2)),
+        train_dataset=pairs,
         eval_dataset=ForgetRetainDataset(samples(6, seed=4), samples(6, seed=5)) if options["evaluate"] else None,
         holdout_dataset=samples(5, seed=3),
         budget_dataset=samples(4, seed=6),
