@@ -40,5 +40,6 @@ class SweepDataset(Dataset[dict[str, Any]]):
 def _sample(samples: Any, index: int) -> Any:
     if index < len(samples):
         return samples[index]
-    tokens = list(samples[0]["input_ids"])[:2]
-    return {"input_ids": tokens, "labels": [IGNORE] * len(tokens)}
+    first = {name: value for name, value in samples[0].items() if name != "attention_mask"}
+    tokens = list(first["input_ids"])[:2]
+    return {**first, "input_ids": tokens, "labels": [IGNORE] * len(tokens)}

@@ -57,6 +57,9 @@ TRAINERS: dict[str, Alias] = {
     "GU": Alias("gu"),
     "NPOSAM": Alias("sam_npo"),
     "RetainFineTune": Alias("ft"),
+    "LLMU": Alias("llmu"),
+    "SCRUB": Alias("scrub"),
+    "SSD": Alias("ssd"),
 }
 
 

@@ -14,7 +14,7 @@ from ..compat import dtype_argument
 from ..errors import ConfigError, one_line
 from ..representation.config import RepresentationConfig
 from ..representation.loading import shortened
-from ..representation.names import check_target, layer_index, layer_stack, text_config, trainable_names
+from ..representation.names import check_target, layer_index, layer_stack, names_below, text_config, trainable_names
 from ..training.adapter import add_adapter
 from ..training.config import ROSUConfig
 from ..training.precision import prepare_precision
@@ -147,7 +147,11 @@ def _lower_layers(described: Any, arguments: RunArguments, config: Representatio
     model = _built(AutoModel, shortened(described, config.target_layer + 1), arguments)
     named = dict(model.named_parameters())
     stack = layer_stack(model, config.layer_stack)
-    trained = trainable_names(named, config.trainable_parameters, stack, config.target_layer)
+    trained = (
+        names_below(model, stack, config.target_layer)
+        if config.trainable_parameters is None
+        else trainable_names(named, config.trainable_parameters, stack, config.target_layer)
+    )
     for name, parameter in named.items():
         parameter.requires_grad_(name in trained)
     return model, _size(_built(AutoModelForCausalLM, described, arguments).parameters())

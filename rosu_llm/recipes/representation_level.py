@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
-from ..data.corpus import AlternatingCorpora, load_corpus
+from ..data.corpus import AlternatingCorpora
 from ..data.pairing import ForgetRetainCollator
 from ..errors import ConfigError
 from ..representation.trainer import RepresentationTrainer
+from .corpora import read_corpora
 from .prepare import Loaded, load_tokenizer
 from .settings import Recipe
 
@@ -29,22 +28,7 @@ def load(recipe: Recipe) -> Loaded:
             "holds as many documents to keep as to forget: leave it out."
         )
     tokenizer = load_tokenizer(arguments)
-    sources = [arguments.forget_data] if isinstance(arguments.forget_data, str) else list(arguments.forget_data or [])
-    given, count = arguments.max_length, len(sources)
-    lengths = [given] * count if isinstance(given, int) else given
-    if len(lengths) != count or not all(isinstance(length, int) for length in lengths):
-        raise ConfigError(f"max_length={given!r} must be one number, or one for each of the {count} forget corpora.")
-    corpus = partial(
-        load_corpus,
-        tokenizer=tokenizer,
-        text_key=arguments.text_key,
-        min_length=arguments.min_length,
-        limit=arguments.limit,
-    )
-    parts = enumerate(zip(sources, lengths, strict=True))
-    forget = [corpus(source, max_length=length, corpus=number) for number, (source, length) in parts]
-    assert arguments.retain_data is not None
-    retain = corpus(arguments.retain_data, max_length=max(lengths))
+    forget, retain = read_corpora(arguments, tokenizer)
     return Loaded(arguments.model_name_or_path, tokenizer, forget, retain)
 
 

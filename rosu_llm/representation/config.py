@@ -52,6 +52,11 @@ class RepresentationArguments(MethodArguments):
         return {name: getattr(self, name) for name in RepresentationArguments.__dataclass_fields__}
 
     @property
+    def fast(self) -> bool:
+        """Whether only a suffix of the layers is run again; not where all of them are trained."""
+        return self.path == "fast" and self.trainable_parameters is not None
+
+    @property
     def reductions(self) -> tuple[str, ...]:
         return REDUCTIONS
 

@@ -75,6 +75,16 @@ def trainable_names(names: Iterable[str], pattern: str, stack: str, target_layer
     return chosen
 
 
+def names_below(model: Any, stack: str, target_layer: int) -> list[str]:
+    """All parameters that the activations of ``target_layer`` depend on: its layers, those below, the embedding."""
+    embedding = {id(p) for p in model.get_input_embeddings().parameters()}
+    return [
+        name
+        for name, p in model.named_parameters()
+        if id(p) in embedding or ((i := layer_index(name, stack)) is not None and i <= target_layer)
+    ]
+
+
 def check_target(target_layer: int, layers: int) -> None:
     """ℓ must be a layer of the model."""
     if not 0 <= target_layer < layers:

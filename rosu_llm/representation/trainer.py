@@ -32,7 +32,7 @@ from .config import RepresentationArguments, RepresentationConfig
 from .files import CheckpointFiles, refuse_held, stored_dtype
 from .loading import load_truncated
 from .losses import RepresentationContext, bootstrap_noise, control_vectors, unit_of
-from .names import check_target, layer_index, layer_stack, trainable_names
+from .names import check_target, layer_index, layer_stack, names_below, trainable_names
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class RepresentationMixin(ROSUMixin):
     def _load(
         self, name: str, settings: RepresentationArguments, dtype: torch.dtype, options: Mapping[str, Any]
     ) -> tuple[Any, list[str]]:
-        if settings.path == "plain":
+        if not settings.fast or settings.trainable_parameters is None:
             extra = {k: v for k, v in options.items() if v}
             model = load_causal_model(name, **dtype_argument(dtype), **extra)
             return model, self._select(model, settings)
@@ -130,10 +130,12 @@ class RepresentationMixin(ROSUMixin):
         stack = layer_stack(model, settings.layer_stack)
         check_target(settings.target_layer, len(model.get_submodule(stack)))
         names = (name for name, _ in model.named_parameters())
+        if settings.trainable_parameters is None:
+            return names_below(model, stack, settings.target_layer)
         return trainable_names(names, settings.trainable_parameters, stack, settings.target_layer)
 
     def _build_activations(self, model: Any, stack: str, settings: RepresentationArguments) -> Activations:
-        if settings.path == "plain":
+        if not settings.fast:
             return PlainActivations(model, stack, settings.target_layer)
         found = [layer_index(name, stack) for name in self._theta]
         first = min(i for i in found if i is not None)

@@ -26,7 +26,7 @@ from ..space import ParameterSpace, Realized
 from ..space.blocks import work_dtype
 from ..space.preconditioner import Preconditioners, check_adaptive
 from ..space.replay import RandomState, frozen_statistics
-from .sweep import Sweep
+from .fisher_sweep import FisherSweep
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class StepEngine:
             for p in outside:  # whoever clips the model's gradients would clip by the sum of all passes
                 p.grad = None
 
-    def collect(self, window: Mapping[str, Sequence[Closure]], sweep: Sweep) -> Outcome:
+    def collect(self, window: Mapping[str, Sequence[Closure]], sweep: FisherSweep) -> Outcome:
         """In place of :meth:`run` for rules that sweep: no gradient is left, so that no optimizer steps on one."""
         outside = self._outside()
         try:

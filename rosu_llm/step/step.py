@@ -23,10 +23,10 @@ from ..space import LocalSpace, ParameterSpace
 from ..space.fisher import Dampened
 from .calibration import Calibration
 from .engine import Closure, Outcome, StepEngine
+from .fisher_sweep import FisherSweep
 from .logs import metrics, pull_metrics
 from .pull import NEGLIGIBLE, resolve
 from .schedules import AutoRadius, BetaSchedule, RhoSchedule
-from .sweep import Sweep
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class UnlearningStep:
             optimizer=optimizer,
         )
         #: What is collected of a rule that changes the weights in its last step only.
-        self.sweep = Sweep(self.rule, self.space) if isinstance(self.rule, SSD) else None
+        self.sweep = FisherSweep(self.rule, self.space) if isinstance(self.rule, SSD) else None
         self._dampened: Dampened | None = None
         self._pending: _PendingPull | None = None
         self._factor = 1.0
@@ -233,7 +233,7 @@ class UnlearningStep:
             self._pending = _PendingPull(inner, beta, self.pull_scale * self._factor * (left if matched else 1.0))
         return outcome
 
-    def _collect(self, sweep: Sweep, window: Mapping[str, Sequence[Closure]], step: int, total: int) -> Outcome:
+    def _collect(self, sweep: FisherSweep, window: Mapping[str, Sequence[Closure]], step: int, total: int) -> Outcome:
         if total <= 0:
             raise ConfigError(
                 "method='ssd' changes the weights in its last step: pass total_steps=N, the length of the sweep."

@@ -190,7 +190,8 @@ def test_ssd_is_its_equation(tmp_path: Path, batch: int, accumulation: int) -> N
     expected = dampened(model, *truth, alpha=3.0, lam=0.7)
     trainer = train(
         model, tmp_path, method="ssd", ssd_alpha=3.0, ssd_lambda=0.7,
-        pairs=SweepDataset(FORGET, retain, multiple=batch), per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation, max_steps=-1, num_train_epochs=9,
+        pairs=SweepDataset(FORGET, retain, multiple=batch),
+        per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation, max_steps=-1, num_train_epochs=9,
         optim="adamw_torch", weight_decay=0.5,  # neither has a part
     )  # fmt: skip
     assert trainer._step is None or trainer._step.sweep is not None

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 Pass = Callable[[str, Sequence[Callable[[], Tensor]]], float]
 
 
-class Sweep:
+class FisherSweep:
     """The sums of one run.
 
     Args:
