@@ -59,7 +59,7 @@ def measure(space: ParameterSpace, counts: Mapping[str, int], alpha: float, scal
         factor = (scale * retain / forget).clamp(max=1.0)
         found = [chosen, forget > 0.0, torch.where(chosen, factor, 0.0), ~torch.isfinite(forget + retain)]
         found += [forget > other * retain for other in ALPHAS]
-        sums.add(*(value.sum(dtype=work_dtype(forget, precise=True)) for value in found))
+        sums.add(*(value.sum().to(work_dtype(forget, precise=True)) for value in found))
     selected, informed, kept, broken, *others = space._sum_over_shards(sums.total()).tolist()
     if broken:
         raise NonFiniteError(
