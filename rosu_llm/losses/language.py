@@ -76,6 +76,12 @@ def count_positions(batch: Batch) -> Tensor:
     return count_places(batch) if mask is None else mask.bool().sum()
 
 
+def count_labels(batch: Batch) -> Tensor:
+    """Number of answer tokens as inputs: positions that have a label."""
+    labels: Tensor = batch["labels"]
+    return (labels != IGNORE).sum()
+
+
 def count_places(batch: Batch) -> Tensor:
     """Number of tokens, padding included."""
     return torch.tensor(batch["input_ids"].numel())
@@ -91,6 +97,7 @@ COUNT = {
     "sequence": count_sequences,
     "position": count_positions,
     "place": count_places,
+    "label": count_labels,
     "row": count_rows,
 }
 

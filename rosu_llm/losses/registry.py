@@ -21,7 +21,7 @@ Batch = Mapping[str, Any]
 #: Hidden states [positions, hidden size], weight [vocabulary, hidden size] and bias of the output layer.
 InitialAnswers = tuple[Tensor, Tensor, Tensor | None]
 
-UNITS = ("token", "sequence", "position", "place", "row")
+UNITS = ("token", "sequence", "position", "place", "label", "row")
 REFERENCES = ("none", "logprobs", "distributions", "logits", "activations")
 
 
@@ -57,7 +57,8 @@ class LossSpec:
     Attributes:
         function: returns the sum over units of one batch.
         unit: what its sum is divided by: ``token`` (answer tokens), ``sequence`` (with an answer), ``position``
-            (attended tokens), ``place`` (all tokens, padding too) or ``row`` (all sequences).
+            (attended tokens), ``place`` (all tokens, padding too), ``label`` (tokens of answers, as inputs) or ``row``
+            (all sequences).
         roles: where it makes sense, ``forget`` and/or ``retain``.
         reference: ``none``, ``logprobs`` (one number per sample, computed up front), ``distributions`` (at the answer
             positions; of hidden states computed up front, where samples can be listed), ``logits`` (needs the initial

@@ -160,7 +160,7 @@ def chat_format(arguments: RunArguments, tokenizer: Any) -> ChatFormat | None:
 
 def write_format(arguments: RunArguments, trainer: ROSUMixin) -> None:
     """Write the chat format beside the model, so that evaluations ask in the same way; remove a stale one."""
-    if Recipe(arguments, trainer.args).representation_level:
+    if Recipe(arguments, trainer.args).representation_level and not trainer.args.answers_only:
         return
     path = Path(trainer.args.output_dir) / FORMAT_FILE
     form = chat_format(arguments, trainer.processing_class)

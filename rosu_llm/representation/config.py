@@ -42,6 +42,10 @@ class RepresentationArguments(MethodArguments):
         default="hidden", metadata={"help": "hidden: one noise vector per step; token: one per position."}
     )
     mask_padding: bool = field(default=True, metadata={"help": "Leave padded positions out of the losses."})
+    answers_only: bool = field(
+        default=False,
+        metadata={"help": "Questions and answers in place of corpora, compared at the answers' tokens alone."},
+    )
     steering: float = field(default=6.5, metadata={"help": "rmu: length c of the control vector."})
     path: str = field(
         default="fast",

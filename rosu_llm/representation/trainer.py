@@ -78,7 +78,8 @@ class RepresentationMixin(ROSUMixin):
         self._given_dtypes = {name: p.dtype for name, p in model.named_parameters()}
         self._theta: dict[str, nn.Parameter] = dict(_freeze_rest(model, names))
         attach_casts(model, names)
-        self._initial = {name: p.detach().clone() for name, p in self._theta.items()}
+        # the plain path keeps a whole copy of its own
+        self._initial = {name: p.detach().clone() for name, p in self._theta.items()} if settings.fast else {}
         stack = layer_stack(model, settings.layer_stack)
         self._activations = self._build_activations(model, stack, settings)
         self._prepared: dict[int, BatchActivations] = {}
@@ -169,10 +170,12 @@ class RepresentationMixin(ROSUMixin):
             activations=self._of_forget if part == "forget" else self._of_retain,
             reduction=settings.reduction,
             mask_padding=settings.mask_padding,
+            answers_only=settings.answers_only,
             noise=noise,
             control=control_vectors(seed, settings.steering),
         )
-        spec = dataclasses.replace(settings.loss(part), unit=unit_of(settings.reduction, settings.mask_padding))
+        unit = unit_of(settings.reduction, settings.mask_padding, settings.answers_only)
+        spec = dataclasses.replace(settings.loss(part), unit=unit)
         return WindowLoss(
             spec,
             LossContext(representation=context),

@@ -213,6 +213,8 @@ class MethodArguments:
         self._check_budget()
 
     def _coerce(self) -> None:
+        if self.trainable_parameters == "none":  # on a command line
+            self.trainable_parameters = None
         kind: Any = type(self)
         for name, hint in _method_hints(kind).items():
             if name not in ("beta", "calibrate") and name in self.__dict__:

@@ -310,7 +310,7 @@ def test_settings_land_in_their_group() -> None:
     assert (config.rho, config.output_dir) == (0.2, "out")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "recipes").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "recipes").rglob("*.yaml")), ids=lambda p: p.name)
 def test_shipped_recipes_are_understood(path: Path) -> None:
     """Every key is known; bf16 is checked by the trainer against the hardware, so it is left out here."""
     values = {**read_config(path), "bf16": False, "use_cpu": True}
