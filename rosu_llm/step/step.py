@@ -141,8 +141,12 @@ class UnlearningStep:
         forget: Closure | Sequence[Closure],
         retain: Closure | Sequence[Closure] = (),
         samples: Sequence[Closure] = (),
+        mismatch: Closure | Sequence[Closure] = (),
     ) -> dict[str, float]:
         """Take one step; each closure returns its share of the loss of its part (their sum is the loss).
+
+        ``mismatch`` is the loss of wrong answers to the forget questions, for ``method="llmu"``. Of ``method="scrub"``
+        a step takes one part: leave the other empty. Those of ``method="ssd"`` return the loss of one sample each.
 
         ``samples`` are for methods that protect per-sample gradients: each returns the loss of one retain example.
         With several processes a closure's gradient is averaged over them: the process that owns the example returns
@@ -153,7 +157,7 @@ class UnlearningStep:
                 f"protect_rank={self._rank} is larger than the retain window, which has {len(samples)} samples: pass "
                 "more in samples=, or lower protect_rank."
             )
-        window = {"forget": _closures(forget), "retain": _closures(retain)}
+        window = {"forget": _closures(forget), "retain": _closures(retain), "mismatch": _closures(mismatch)}
         values = self.logs(self.compute(window, samples, step=self._count, total=self._total))
         if self.sweep is None and self.space.step(self.optimizer):
             values.update(self.after_optimizer_step())

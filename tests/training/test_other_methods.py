@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer, UnlearningStep
 from rosu_llm.data.mismatch import mismatched
 from rosu_llm.data.sweep import SweepDataset
-from rosu_llm.errors import ConfigError
+from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.recipes.run import run
 from rosu_llm.recipes.settings import build
 from tests.models import CleanLM, flat, samples, tiny_llama
@@ -240,6 +240,24 @@ def test_ssd_in_a_plain_loop() -> None:
     endless = UnlearningStep(model, torch.optim.SGD(model.parameters(), lr=1.0), method="ssd")
     with pytest.raises(ConfigError, match="total_steps"):
         endless(lambda: nll(model, FORGET), lambda: nll(model, RETAIN))
+
+
+def test_llmu_and_scrub_in_a_plain_loop() -> None:
+    model, wrong = CleanLM().double(), WithMismatch().wrong
+    initial, expected = copy.deepcopy(model), copy.deepcopy(model)
+    descend(expected, -0.5 * nll(expected, FORGET) + nll(expected, wrong) + nll(expected, RETAIN), 0.1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = UnlearningStep(model, sgd, method="llmu")
+    step(lambda: nll(model, FORGET), lambda: nll(model, RETAIN), mismatch=lambda: nll(model, wrong))
+    descend(expected, nll(expected, RETAIN), 0.1)
+    descend(expected, -nll(expected, FORGET), 0.1)
+    step.release()
+    turns = UnlearningStep(model, sgd, method="scrub")
+    turns((), lambda: nll(model, RETAIN))
+    turns(lambda: nll(model, FORGET))
+    assert far(model, expected, initial) < 1e-12
+    with pytest.raises(DataError, match="takes micro-batches of one of"):
+        turns(lambda: nll(model, FORGET), lambda: nll(model, RETAIN))
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
