@@ -16,6 +16,7 @@ from ..representation.config import RepresentationConfig
 from ..representation.loading import shortened
 from ..representation.names import check_target, layer_index, layer_stack, names_below, text_config, trainable_names
 from ..training.adapter import add_adapter
+from ..training.chosen import train_only
 from ..training.config import ROSUConfig
 from ..training.precision import prepare_precision
 from ..training.preflight import Preflight, capture_options, preflight
@@ -136,6 +137,8 @@ def _whole(described: Any, arguments: RunArguments, config: ROSUConfig) -> Any:
     from transformers import AutoModelForCausalLM
 
     model, adapter = _built(AutoModelForCausalLM, described, arguments), lora_config(arguments)
+    if config.trainable_parameters is not None:
+        train_only(model, config.trainable_parameters)
     return model if adapter is None else add_adapter(model, adapter, config.seed)
 
 
