@@ -70,7 +70,9 @@ TOY_SETTINGS: dict[str, Any] = {
 
 def toy_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a toy run replaces; it runs where the real one would, so that devices and their collectives are tried."""
-    return {**TOY_SETTINGS, "use_cpu": values.get("use_cpu", accelerator_kind() is None)}
+    # On a toy of random weights forget and retain information hardly differ: α = 10 would select nothing.
+    own = {"ssd_alpha": 1.0} if values.get("method") == "ssd" else {}
+    return {**TOY_SETTINGS, **own, "use_cpu": values.get("use_cpu", accelerator_kind() is None)}
 
 
 #: How the tokenizer of a toy checkpoint joins a conversation, for recipes whose chat format has a template.
@@ -82,6 +84,8 @@ def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     recipe = build({**values, **toy_settings(values), **WITHOUT_OUTPUT})
     arguments, config = recipe
     layers = config.target_layer + 2 if isinstance(config, RepresentationConfig) else SMOKE.layers
+    if not recipe.representation_level and config.trainable_parameters is not None:
+        layers = 9  # as many as the published recipes name, and one above
     toys = folder / f"toy-{layers}-layers"
     if not toys.is_dir():
         partial = toys.with_name(f"{toys.name}.partial")

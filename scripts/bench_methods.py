@@ -40,6 +40,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blur": {},
     "ft": {},
     "ng": {},
+    "llmu": {},
+    "scrub": {},
+    "ssd, fisher: window": {"fisher": "window"},
 }
 
 
@@ -66,7 +69,13 @@ def steppers(name: str | None, size: str, batch: int, length: int) -> tuple[Call
         optimizer.step()
 
     def run() -> None:
-        step(lambda: loss(forget), lambda: loss(retain), samples=singles)
+        method = (name or "").partition(",")[0]
+        if method == "scrub":  # a step takes one part
+            step((), lambda: loss(retain))
+        elif method == "llmu":
+            step(lambda: loss(forget), lambda: loss(retain), mismatch=lambda: loss(forget))
+        else:
+            step(lambda: loss(forget), lambda: loss(retain), samples=singles)
 
     rows = [{key: value[i : i + 1] for key, value in retain.items()} for i in range(min(4, batch))]
     singles = [lambda row=row: loss(row) for row in rows] if name and "protect_rank" in VARIANTS[name] else []
@@ -76,7 +85,7 @@ def steppers(name: str | None, size: str, batch: int, length: int) -> tuple[Call
     options = {**VARIANTS[name]}
     if "protect_rank" in options:
         options["protect_rank"] = len(singles)
-    step = UnlearningStep(model, optimizer, method=name.partition(",")[0], rho=0.1, **options)
+    step = UnlearningStep(model, optimizer, method=name.partition(",")[0], rho=0.1, total_steps=10**6, **options)
     return run, plain, size_bytes
 
 

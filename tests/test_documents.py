@@ -21,7 +21,7 @@ from tests.preloaded import beside, interpreter
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
-RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "configs" / "recipes").rglob("*.yaml"))
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -175,8 +175,9 @@ def test_every_recipe_runs_at_smoke_size(path: Path, tmp_path: Path) -> None:
 def test_recipes_ship_with_the_package() -> None:
     from importlib.resources import files
 
-    names = {entry.name for entry in files("rosu_llm.configs.recipes").iterdir()}
-    assert {path.name for path in RECIPES} <= names
+    shipped = files("rosu_llm.configs.recipes")
+    for path in RECIPES:
+        assert shipped.joinpath(*path.relative_to(ROOT / "configs" / "recipes").parts).is_file(), path.name
 
 
 def test_citation_and_version_agree() -> None:

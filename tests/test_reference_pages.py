@@ -74,8 +74,11 @@ def test_every_method_and_loss_is_documented() -> None:
 
 def test_every_logged_name_is_documented_and_nothing_else() -> None:
     """The names are the string constants ``group/name`` of the folders that log; those of losses are f-strings."""
-    groups = r"(?:loss|coupling|norm|perturb|step|subspace|metric|calibrate|budget|depth)"
-    logged = {"loss", *(f"loss/{part}" for part in ("forget", "retain", "surrogate", "forget_surrogate", "holdout"))}
+    groups = r"(?:loss|coupling|norm|perturb|step|subspace|metric|calibrate|budget|depth|ssd)"
+    logged = {
+        "loss",
+        *(f"loss/{part}" for part in ("forget", "retain", "surrogate", "forget_surrogate", "holdout", "mismatch")),
+    }
     logged |= {f"depth/{name}" for name in ("remaining", "reached", "target", "loss")}
     for folder in ("step", "training", "representation"):
         for path in (ROOT / "rosu_llm" / folder).rglob("*.py"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..evaluation.tofu.results import Result
+    from ..presentation.charts import Point
     from ..presentation.tofu import TofuTable
 
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".json": "json"}
@@ -28,8 +29,15 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("--contribution DIR and --name NAME belong together: give both or neither.")
     if not 0 <= options.digits <= 12:
         raise ConfigError(f"--digits {options.digits} is not a number of decimals between 0 and 12.")
+    if options.frontier and not options.published:
+        raise ConfigError("--frontier draws runs among published models: add --published.")
+    if options.published and not options.paths and not options.smoke:
+        return _published_alone(options)
     results, retain, target = _read(options)
-    made = tofu_table(results, retain=retain, target=target, transform=options.auc_transform, best=options.best)
+    transform = options.auc_transform or ("privleak" if options.published else "range")
+    made = tofu_table(results, retain=retain, target=target, transform=transform, best=options.best)
+    if options.published:
+        made = _among_published(options, made)
     form = options.format or SUFFIXES.get(options.out.suffix if options.out else "", "markdown")
     text = render(replace(made.table, digits=options.digits), form, bold=options.bold)
     files = {options.out: text} if options.out else {}
@@ -65,11 +73,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--auc-transform",
-        default="range",
         metavar="NAME",
-        help="how an attack's AUC becomes a score: range (default), privleak or span",
+        help="how an attack's AUC becomes a score: range (default), privleak (default with --published) or span",
     )
     parser.add_argument("--best", action="store_true", help="of each method only the run with the highest Agg_MU")
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help="runs of Llama-3.2-1B on forget10 among 150 published models; without PATH those alone",
+    )
+    parser.add_argument(
+        "--frontier", type=Path, metavar="FILE", help="with --published: draw Mem against Util of all to this PNG"
+    )
     parser.add_argument("--checkpoints", action="store_true", help="every evaluated checkpoint of a run as a row")
     parser.add_argument(
         "--format", metavar="NAME", help="markdown (default), latex or json; with --out also from its suffix"
@@ -115,6 +130,45 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
         if reference and len(results) > 1:
             results.pop(reference.path.resolve(), None)
     return list(results.values()), references[0], references[1]
+
+
+def _among_published(options: argparse.Namespace, made: TofuTable) -> TofuTable:
+    from ..errors import ConfigError
+    from ..evaluation.tofu.published import check_fits
+    from ..presentation.published import among_published, run_points
+
+    if not options.smoke:
+        check_fits([run.result for run in (*made.runs, *made.references)])
+    if not any(model.label == "Initial" for model in made.references):
+        raise ConfigError(
+            "--published shows Util relative to the initial model: give --target PATH, the results of yours."
+        )
+    _draw(options.frontier, run_points(made))
+    return made._replace(table=among_published(made.table))
+
+
+def _published_alone(options: argparse.Namespace) -> int:
+    from ..presentation.published import published_table
+    from ..presentation.writers import render
+
+    form = options.format or SUFFIXES.get(options.out.suffix if options.out else "", "markdown")
+    text = render(replace(published_table(), digits=options.digits), form, bold=options.bold)
+    print(text, end="")
+    _draw(options.frontier, [])
+    _write({options.out: text} if options.out else {})
+    return 0
+
+
+def _draw(path: Path | None, points: Sequence[Point]) -> None:
+    if path is None:
+        return
+
+    from ..files import write_atomically
+    from ..presentation.drawing import png
+    from ..presentation.published import published_frontier
+
+    write_atomically(path, png(published_frontier("frontier", "TOFU forget10, Llama-3.2-1B", points)))
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def _contribution(made: TofuTable, folder: Path, name: str) -> dict[Path, str]:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ..errors import DataError
+from .mismatch import mismatched
 
 Sample = Mapping[str, Any]
 Samples = Sequence[Sample] | Any
@@ -62,19 +63,23 @@ class ForgetRetainDataset(Epoch, Dataset[dict[str, Any]]):
         forget, retain: indexable collections of tokenised samples (``input_ids``, ``labels``).
         retain_per_forget: how much larger the retain part of a batch is.
         seed: of the pairing.
+        mismatch: also give each forget question the answer of a retain sample, for ``method="llmu"``.
 
-    Items are ``{"forget": sample, "retain": [sample, …]}``.
+    Items are ``{"forget": sample, "retain": [sample, …]}``, with ``"mismatch": sample`` where asked for.
     """
 
-    def __init__(self, forget: Samples, retain: Samples, *, retain_per_forget: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, forget: Samples, retain: Samples, *, retain_per_forget: int = 1, seed: int = 0, mismatch: bool = False
+    ) -> None:
         for name, part in (("forget", forget), ("retain", retain)):
             if not isinstance(part, Sized) or len(part) == 0:
                 raise DataError(f"The {name} data set is empty: unlearning needs samples of both kinds.")
         if retain_per_forget < 1:
             raise DataError(f"retain_per_forget={retain_per_forget} must be at least 1.")
         self.forget, self.retain = forget, retain
-        self.retain_per_forget, self.seed = retain_per_forget, seed
+        self.retain_per_forget, self.seed, self.mismatch = retain_per_forget, seed, mismatch
         super().__init__()
+        self._answers = Deck(len(retain), seed + 1)
         self._deck = Deck(len(retain), seed)
 
     def set_epoch(self, epoch: int) -> None:
@@ -90,7 +95,11 @@ class ForgetRetainDataset(Epoch, Dataset[dict[str, Any]]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} forget samples")
         index %= len(self)
-        return {"forget": self.forget[index], "retain": [self.retain[j] for j in self.partners(index)]}
+        item = {"forget": self.forget[index], "retain": [self.retain[j] for j in self.partners(index)]}
+        if self.mismatch:
+            other = self.retain[self._answers[self.epoch * len(self) + index]]
+            item["mismatch"] = mismatched(self.forget[index], other)
+        return item
 
     def partners(self, index: int) -> list[int]:
         """Indices of the retain samples that go with forget sample ``index`` in this epoch."""
@@ -114,7 +123,7 @@ class ForgetRetainCollator:
             raise DataError("An empty list of samples cannot be collated.")
         if "forget" not in items[0] and "retain" not in items[0]:
             return self._pad(items)
-        parts: dict[str, list[Sample]] = {"forget": [], "retain": []}
+        parts: dict[str, list[Sample]] = {"forget": [], "retain": [], "mismatch": []}
         for item in items:
             for name, bucket in parts.items():
                 value = item.get(name, [])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: ∇L_f(w) and ∇L_r(w).
 FORGET, RETAIN = "f", "r"
+#: ∇ of the loss of wrong answers to the forget questions, which is lowered.
+MISMATCH = "x"
 #: The gradient at w+δ: ∇L_r(w+δ), or ∇L_f(w+δ) for rules whose surrogate is the forget loss.
 SURROGATE = "s"
 #: D⁻¹q, where the projection is done in the optimizer's metric.
@@ -14,8 +16,11 @@ MEMORY = "m"
 FORGET_HESSIAN, RETAIN_HESSIAN = "hf", "hr"
 
 #: Loss → the slot of its gradient at w, and of its Hessian-vector product.
-GRADIENT = {"forget": FORGET, "retain": RETAIN}
+GRADIENT = {"forget": FORGET, "retain": RETAIN, "mismatch": MISMATCH}
 HESSIAN = {"forget": FORGET_HESSIAN, "retain": RETAIN_HESSIAN}
+
+#: Part → sums of squared gradients over the samples met so far, the diagonal of its Fisher information.
+FISHER = {"forget": "ff", "retain": "fr"}
 
 
 def sample_slot(index: int) -> str:

@@ -55,6 +55,8 @@ class Vector:
 F = Vector.named(slots.FORGET)
 R = Vector.named(slots.RETAIN)
 S = Vector.named(slots.SURROGATE)
+#: The gradient on wrong answers to the forget questions.
+X = Vector.named(slots.MISMATCH)
 #: D⁻¹q of a projection in the optimizer's metric.
 P = Vector.named(slots.PRECONDITIONED)
 #: Hessian-vector products of the forget and the retain loss.

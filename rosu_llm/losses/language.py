@@ -87,6 +87,12 @@ def count_positions(batch: Batch) -> Tensor:
     return count_places(batch) if mask is None else mask.bool().sum()
 
 
+def count_labels(batch: Batch) -> Tensor:
+    """Number of answer tokens as inputs: positions that have a label."""
+    labels: Tensor = batch["labels"]
+    return (labels != IGNORE).sum()
+
+
 def count_places(batch: Batch) -> Tensor:
     """Number of tokens, padding included."""
     return torch.tensor(batch["input_ids"].numel())
@@ -124,6 +130,7 @@ COUNT = {
     "sequence": count_sequences,
     "position": count_positions,
     "place": count_places,
+    "label": count_labels,
     "row": count_rows,
     "alternate": count_alternate_tokens,
 }
@@ -212,13 +219,38 @@ def kl(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     A retain loss only: at the initial weights its gradient vanishes, so raising it has no direction
     (and lowering it protects nothing until the first step has been taken).
     """
+    return answer_values(model, batch, divergence_from_initial(batch, context), context)[0].sum()
+
+
+def divergence_from_initial(batch: Batch, context: LossContext) -> TokenReduction:
+    """KL(initial ‖ current) of each answer token."""
     initial = initial_logits(batch, context)
 
-    def divergence(logits: Tensor, tokens: Tensor, at: slice) -> Tensor:
+    def far(logits: Tensor, tokens: Tensor, at: slice) -> Tensor:
         reference, current = initial(at).log_softmax(-1), logits.log_softmax(-1)
         return functional.kl_div(current, reference, reduction="none", log_target=True).sum(-1)
 
-    return answer_values(model, batch, divergence, context)[0].sum()
+    return far
+
+
+@register_loss("divergence", roles=("forget",), reference="distributions")
+def divergence(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
+    """KL(initial ‖ current) raised on data to forget (SCRUB); at the initial weights it has no direction."""
+    return answer_values(model, batch, divergence_from_initial(batch, context), context)[0].sum()
+
+
+@register_loss(
+    "divergence_and_task", roles=("retain",), reference="distributions", scrub_kl_weight=0.5, scrub_task_weight=1.0
+)
+def divergence_and_task(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
+    """α KL(initial ‖ current) + γ NLL of the answer tokens, in one pass (SCRUB)."""
+    far = divergence_from_initial(batch, context)
+    alpha, gamma = context.options["scrub_kl_weight"], context.options["scrub_task_weight"]
+
+    def both(logits: Tensor, tokens: Tensor, at: slice) -> Tensor:
+        return alpha * far(logits, tokens, at) + gamma * nll_of(logits, tokens, at)
+
+    return answer_values(model, batch, both, context)[0].sum()
 
 
 @torch.no_grad()

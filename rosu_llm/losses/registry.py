@@ -21,7 +21,7 @@ Batch = Mapping[str, Any]
 #: Hidden states [positions, hidden size], weight [vocabulary, hidden size] and bias of the output layer.
 InitialAnswers = tuple[Tensor, Tensor, Tensor | None]
 
-UNITS = ("token", "sequence", "position", "place", "row", "alternate")
+UNITS = ("token", "sequence", "position", "place", "label", "row", "alternate")
 REFERENCES = ("none", "logprobs", "distributions", "logits", "activations")
 #: What the third answer of a sample may be, where a loss needs one.
 ALTERNATIVES = ("none", "refusals", "alternates")
@@ -59,8 +59,8 @@ class LossSpec:
     Attributes:
         function: returns the sum over units of one batch.
         unit: what its sum is divided by: ``token`` (answer tokens), ``sequence`` (with an answer), ``position``
-            (attended tokens), ``place`` (all tokens, padding too), ``row`` (all sequences) or ``alternate`` (tokens of
-            the third answers).
+            (attended tokens), ``place`` (all tokens, padding too), ``label`` (tokens of answers, as inputs), ``row``
+            (all sequences) or ``alternate`` (tokens of the third answers).
         roles: where it makes sense, ``forget`` and/or ``retain``.
         reference: ``none``, ``logprobs`` (one number per sample, computed up front), ``distributions`` (at the answer
             positions; of hidden states computed up front, where samples can be listed), ``logits`` (needs the initial

@@ -17,6 +17,7 @@ import torch
 from omegaconf import OmegaConf
 from transformers import Trainer
 
+from ..data.mismatch import mismatched
 from ..errors import ConfigError, DataError, RosuError
 from ..training.checkpoints import last_complete, resolve_resume
 from ..training.config import MethodArguments
@@ -54,6 +55,8 @@ class FromOpenUnlearning(Base):
             own["holdout_dataset"] = load_holdout(holdout, tokenizer, own.get("template_args"))
         if own.get("data_collator") is not None:
             own["data_collator"] = AlternatesBeside(own["data_collator"])
+            if "mismatch" in settings.rule().passes:
+                own["data_collator"] = MismatchBeside(own["data_collator"])
         own["args"].remove_unused_columns = False  # the columns are nested under forget and retain
         self._resume = resume_point(own["args"])
         logger.info("trainer=%s: %s", self.alias, describe(settings))
@@ -149,6 +152,22 @@ class AlternatesBeside:
         if isinstance(part, Mapping) and "original" in part and "alternate" in part:
             return {**part["original"], "alternate": part["alternate"]}
         return part
+
+
+class MismatchBeside:
+    """A collator that also gives each forget question the answer of the retain sample beside it."""
+
+    def __init__(self, collator: Any) -> None:
+        self.collator = collator
+
+    def __call__(self, items: Any) -> Any:
+        batch = self.collator(items)
+        if not isinstance(batch, Mapping) or not all(part in batch for part in PARTS):
+            return batch
+        wrong = [mismatched(item["forget"], item["retain"]) for item in items]
+        tensors = [{name: torch.tensor(values) for name, values in sample.items()} for sample in wrong]
+        both = [{"forget": sample, "retain": sample} for sample in tensors]
+        return {**batch, "mismatch": self.collator(both)["forget"]}
 
 
 def check_parts(dataset: Any) -> None:

@@ -58,6 +58,9 @@ TRAINERS: dict[str, Alias] = {
     "NPOSAM": Alias("sam_npo"),
     "IdkNLL": Alias("graddiff"),
     "RetainFineTune": Alias("ft"),
+    "LLMU": Alias("llmu"),
+    "SCRUB": Alias("scrub"),
+    "SSD": Alias("ssd"),
 }
 
 

@@ -84,6 +84,7 @@ class Point(NamedTuple):
         place: number of the run, which gives its colour and mark.
         reference: a model to compare with.
         paper: a printed figure, drawn as a small cross with its name beside it.
+        published: a model of others, drawn as a small diamond with its name beside it.
         goal: the level of x that others should reach: drawn as a dotted line.
     """
 
@@ -94,6 +95,7 @@ class Point(NamedTuple):
     reference: bool = False
     paper: bool = False
     goal: bool = False
+    published: bool = False
 
 
 #: Of the vertical axis of a frontier, whose values are shares.
@@ -101,21 +103,41 @@ SMALLEST_SPAN = 0.1
 
 
 def frontier(
-    key: str, title: str, points: Sequence[Point], titles: tuple[str, str], paper: str = "the paper's figures"
+    key: str,
+    title: str,
+    points: Sequence[Point],
+    titles: tuple[str, str],
+    paper: str = "the paper's figures",
+    cloud: Sequence[tuple[float, float]] = (),
 ) -> Figure:
-    """Forgetting against keeping; ``titles`` are those of x and y, ``paper`` says what printed points are."""
+    """Forgetting against keeping; ``titles`` are those of x and y, ``paper`` says what printed points are.
+
+    ``cloud`` are models of others, too many to name.
+    """
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
+        if cloud:
+            look_of_many = {"color": "0.72", "s": 11, "linewidth": 0, "zorder": 1}
+            axes.scatter(*zip(*cloud, strict=True), label=f"{len(cloud)} published models", **look_of_many)
         for at, point in enumerate(points):
             if point.paper:  # names of neighbours in the table go to different sides
                 axes.scatter(point.x, point.y, color="0.5", marker="+", s=30, linewidth=1, zorder=2)
                 place = {"xytext": (4, -8 if at % 2 else 3), "textcoords": "offset points"}
                 axes.annotate(point.label, (point.x, point.y), fontsize=7, color="0.5", **place)
                 continue
+            if point.published:
+                axes.scatter(point.x, point.y, color="0.35", marker="D", s=16, linewidth=0, zorder=2)
+                continue
             look: dict[str, Any] = {**dot(point.place or 0), "s": 70}
             if point.reference:
-                look = {"color": "0.5", "marker": "*" if at else "X", "s": 150}
+                first = at == 0 or point.label.startswith("Initial")
+                others = point.label.endswith("(theirs)")
+                look = {
+                    "color": "0.75" if others else "0.5",
+                    "marker": "X" if first else "*",
+                    "s": 80 if others else 150,
+                }
             axes.scatter(point.x, point.y, label=short(point.label), zorder=3, **look)
             if point.goal:
                 axes.axvline(point.x, color="0.5", linestyle=":", linewidth=1.2, zorder=1)
@@ -126,16 +148,49 @@ def frontier(
         if high - low < SMALLEST_SPAN:  # else rounding would look like a difference
             middle = (low + high) / 2.0
             axes.set_ylim(middle - SMALLEST_SPAN / 2.0, middle + SMALLEST_SPAN / 2.0)
+        _name_apart(axes, points)
         legend(figure, axes)
 
-    what = ["paper" if point.paper else "reference" if point.reference else "run" for point in points]
+    what = [_kind(point) for point in points]
     rows = [(p.label, shown(p.x), shown(p.y), source) for p, source in zip(points, what, strict=True)]
     data = text_table(title, ("model", *titles, "what"), rows)
-    own = [point for point in points if not point.paper]
+    own = [point for point in points if not (point.paper or point.published)]
     said = "; ".join(f"{p.label} ({shown(p.x, 3)}, {shown(p.y, 3)})" for p in own)
-    small = f" Small crosses: {paper}." if len(own) < len(points) else ""
+    small = f" Small crosses: {paper}." if any(point.paper for point in points) else ""
+    if cloud:
+        small += f" Grey dots: {len(cloud)} published models; diamonds: the best of each method by HM of both axes."
     alt = f"{titles[1]} against {titles[0]}: {said}."
     return Figure(key, title, alt, draw, data, f"{title}.{small}", (5.4, 3.8 + 0.08 * len(own)))
+
+
+#: Where a name may stand, in points from its mark: the first place is taken where no other name is.
+_PLACES = [(5, 4), (5, -9), *((side, -16 - 11 * row) for row in range(1, 12) for side in (16, -48))]
+
+
+def _name_apart(axes: Any, points: Sequence[Point]) -> None:
+    """Names of published models beside their marks, and where marks are crowded below them, with a line."""
+    scale = 72.0 / axes.figure.dpi
+    taken: list[tuple[float, float, float, float]] = []
+    for point in points:
+        x, y = (scale * value for value in axes.transData.transform((point.x, point.y)))
+        size = 3.0 if point.published else 6.0
+        taken.append((x - size, y - size, x + size, y + size))
+    for point in sorted((point for point in points if point.published), key=lambda point: -point.x):
+        x, y = (scale * value for value in axes.transData.transform((point.x, point.y)))
+        for right, up in _PLACES:
+            box = (x + right, y + up, x + right + 4.4 * len(point.label), y + up + 8.0)
+            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                break
+        taken.append(box)
+        line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6} if up < -9 else None
+        place = {"xytext": (right, up), "textcoords": "offset points", "arrowprops": line}
+        axes.annotate(point.label, (point.x, point.y), fontsize=7, color="0.25", zorder=4, **place)
+
+
+def _kind(point: Point) -> str:
+    if point.paper or point.published:
+        return "paper" if point.paper else "published"
+    return "reference" if point.reference else "run"
 
 
 def layers_and_kinds(parts: Mapping[Part, Any]) -> tuple[list[int | None], list[str]]:

@@ -14,8 +14,9 @@ from ..compat import dtype_argument
 from ..errors import ConfigError, one_line
 from ..representation.config import RepresentationConfig
 from ..representation.loading import shortened
-from ..representation.names import check_target, layer_index, layer_stack, text_config, trainable_names
+from ..representation.names import check_target, layer_index, layer_stack, names_below, text_config, trainable_names
 from ..training.adapter import add_adapter
+from ..training.chosen import train_only
 from ..training.config import ROSUConfig
 from ..training.precision import prepare_precision
 from ..training.preflight import Preflight, capture_options, preflight
@@ -136,6 +137,8 @@ def _whole(described: Any, arguments: RunArguments, config: ROSUConfig) -> Any:
     from transformers import AutoModelForCausalLM
 
     model, adapter = _built(AutoModelForCausalLM, described, arguments), lora_config(arguments)
+    if config.trainable_parameters is not None:
+        train_only(model, config.trainable_parameters)
     return model if adapter is None else add_adapter(model, adapter, config.seed)
 
 
@@ -147,7 +150,11 @@ def _lower_layers(described: Any, arguments: RunArguments, config: Representatio
     model = _built(AutoModel, shortened(described, config.target_layer + 1), arguments)
     named = dict(model.named_parameters())
     stack = layer_stack(model, config.layer_stack)
-    trained = trainable_names(named, config.trainable_parameters, stack, config.target_layer)
+    trained = (
+        names_below(model, stack, config.target_layer)
+        if config.trainable_parameters is None
+        else trainable_names(named, config.trainable_parameters, stack, config.target_layer)
+    )
     for name, parameter in named.items():
         parameter.requires_grad_(name in trained)
     return model, _size(_built(AutoModelForCausalLM, described, arguments).parameters())

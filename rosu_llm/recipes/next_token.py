@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch.utils.data import ConcatDataset
 
 from ..compat import dtype_argument, load_causal_model
 from ..data.chat_format import FORMAT_FILE, ChatFormat, find_format, format_json, saved_format
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..data.sources import load_samples
+from ..data.sweep import SweepDataset
 from ..errors import ConfigError, DataError
 from ..files import write_atomically
+from ..training.adapter import refused_adapter
 from ..training.trainer import ROSUMixin, ROSUTrainer
+from .corpora import lengths_of, read_corpora
 from .prepare import Loaded, load_tokenizer, not_loaded
 from .settings import Recipe, RunArguments, parts_needed
 from .third_answers import alternate_samples, check_third, with_third
@@ -28,11 +32,11 @@ logger = logging.getLogger(__name__)
 def load(recipe: Recipe) -> Loaded:
     """Model, tokenizer, and those of the forget, retain and holdout samples that the recipe names."""
     arguments, config = recipe
-    if isinstance(arguments.forget_data, list) or not isinstance(arguments.max_length, int):
-        raise ConfigError(
-            "Lists for forget_data and max_length are taken in turn at representation level only (forget_loss: "
-            "representation). Give one source and one length, or join the files."
-        )
+    corpora = isinstance(arguments.forget_data, list) or not isinstance(arguments.max_length, int)
+    if corpora:
+        _check_corpora(recipe)
+    if config.rule().sweeps and arguments.lora_r is not None:
+        raise refused_adapter(config.method)
     for name in ("calibrate", "forget_until"):
         if getattr(config, name) == "holdout" and not arguments.holdout_data:
             raise DataError(f"{name}: holdout needs never-trained samples: pass --holdout-data FILE, or a target loss.")
@@ -43,8 +47,12 @@ def load(recipe: Recipe) -> Loaded:
     form = chat_format(arguments, tokenizer)
     samples = sample_reader(arguments, tokenizer, form)
     retained = None if arguments.memory_file else arguments.retain_data
-    sources = (arguments.forget_data, retained, arguments.holdout_data, arguments.budget_data)
+    asked = (None, None) if isinstance(arguments.forget_data, list) or corpora else (arguments.forget_data, retained)
+    sources = (*asked, arguments.holdout_data, arguments.budget_data)
     forget, retain, holdout, budget = (samples(source) if source else None for source in sources)
+    if corpora:
+        several, retain = read_corpora(arguments, tokenizer)
+        forget = ConcatDataset(several)
     if retain is None and config.budget is not None and budget is None:
         raise DataError("budget needs data to look at: without retain_data pass --budget-data FILE.")
     forget = with_third(forget, recipe, tokenizer, form)
@@ -63,6 +71,19 @@ def load(recipe: Recipe) -> Loaded:
     return Loaded(model, tokenizer, forget, retain, holdout, alternates, budget)
 
 
+def _check_corpora(recipe: Recipe) -> None:
+    """Raise for what does not go with a list of corpora, which are texts and are joined here."""
+    arguments, config = recipe
+    lengths_of(arguments)
+    for name, off in (("chat_format", None), ("memory_file", None), ("forget_until", "off")):
+        value = getattr(arguments if hasattr(arguments, name) else config, name)
+        if value != off:
+            raise ConfigError(
+                f"{name}={value!r} is for questions and answers, and a list for forget_data names corpora of plain "
+                "text: leave it out, or give one source."
+            )
+
+
 def sample_reader(arguments: RunArguments, tokenizer: Any, form: ChatFormat | None) -> Callable[[str], Any]:
     """From the name of a source to its samples, encoded as the settings say."""
     return partial(
@@ -71,7 +92,7 @@ def sample_reader(arguments: RunArguments, tokenizer: Any, form: ChatFormat | No
         question_key=arguments.question_key,
         answer_key=arguments.answer_key,
         text_key=arguments.text_key,
-        max_length=arguments.max_length,  # type: ignore[arg-type]  # a list is refused by load()
+        max_length=arguments.max_length if isinstance(arguments.max_length, int) else max(arguments.max_length),
         limit=arguments.limit,
         chat_format=form,
     )
@@ -88,7 +109,12 @@ def build_trainer(recipe: Recipe, loaded: Loaded) -> ROSUTrainer:
     if forget is not None:
         pairs = [{"forget": [sample]} for sample in forget]
         if retain is not None:
-            pairs = ForgetRetainDataset(forget, retain, retain_per_forget=per_forget, seed=config.seed)
+            mismatch = "mismatch" in config.rule().passes
+            pairs = ForgetRetainDataset(
+                forget, retain, retain_per_forget=per_forget, seed=config.seed, mismatch=mismatch
+            )
+        if retain is not None and config.rule().sweeps:
+            pairs = SweepDataset(forget, retain, multiple=config.train_batch_size * config.world_size)
     return ROSUTrainer(
         loaded.model,
         config,
@@ -122,7 +148,7 @@ def chat_format(arguments: RunArguments, tokenizer: Any) -> ChatFormat | None:
 
 def write_format(arguments: RunArguments, trainer: ROSUMixin) -> None:
     """Write the chat format beside the model, so that evaluations ask in the same way; remove a stale one."""
-    if Recipe(arguments, trainer.args).representation_level:
+    if Recipe(arguments, trainer.args).representation_level and not trainer.args.answers_only:
         return
     path = Path(trainer.args.output_dir) / FORMAT_FILE
     form = chat_format(arguments, trainer.processing_class)

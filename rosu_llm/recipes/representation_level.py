@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import torch
 
-from ..data.corpus import AlternatingCorpora, load_corpus
-from ..data.pairing import ForgetRetainCollator
+from ..data.corpus import AlternatingCorpora
+from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..errors import ConfigError
+from ..representation.config import RepresentationConfig
 from ..representation.trainer import RepresentationTrainer
+from .corpora import read_corpora
+from .next_token import chat_format, sample_reader
 from .prepare import Loaded, load_tokenizer
-from .settings import Recipe
+from .settings import Recipe, RunArguments
 
 
 def load(recipe: Recipe) -> Loaded:
-    """The model's name, its tokenizer, and the corpora."""
-    arguments = recipe.arguments
+    """The model's name, its tokenizer, and the corpora, or questions and answers (``answers_only``)."""
+    arguments, config = recipe
+    assert isinstance(config, RepresentationConfig)
     if arguments.lora_r is not None:
         raise ConfigError("lora_r has no place at representation level, which trains a few matrices: leave it out.")
     if arguments.holdout_data:
         raise ConfigError("holdout_data is for calibration, which this level has not: leave it out.")
+    if config.answers_only:
+        return _questions(arguments)
     if arguments.chat_format:
         raise ConfigError("chat_format is for questions and answers; this level reads plain text: leave it out.")
     if arguments.retain_per_forget != 1:
@@ -29,33 +35,37 @@ def load(recipe: Recipe) -> Loaded:
             "holds as many documents to keep as to forget: leave it out."
         )
     tokenizer = load_tokenizer(arguments)
-    sources = [arguments.forget_data] if isinstance(arguments.forget_data, str) else list(arguments.forget_data or [])
-    given, count = arguments.max_length, len(sources)
-    lengths = [given] * count if isinstance(given, int) else given
-    if len(lengths) != count or not all(isinstance(length, int) for length in lengths):
-        raise ConfigError(f"max_length={given!r} must be one number, or one for each of the {count} forget corpora.")
-    corpus = partial(
-        load_corpus,
-        tokenizer=tokenizer,
-        text_key=arguments.text_key,
-        min_length=arguments.min_length,
-        limit=arguments.limit,
-    )
-    parts = enumerate(zip(sources, lengths, strict=True))
-    forget = [corpus(source, max_length=length, corpus=number) for number, (source, length) in parts]
-    assert arguments.retain_data is not None
-    retain = corpus(arguments.retain_data, max_length=max(lengths))
+    forget, retain = read_corpora(arguments, tokenizer)
+    return Loaded(arguments.model_name_or_path, tokenizer, forget, retain)
+
+
+def _questions(arguments: RunArguments) -> Loaded:
+    if isinstance(arguments.forget_data, list) or not isinstance(arguments.max_length, int):
+        raise ConfigError(
+            "A list for forget_data or max_length names corpora, and answers_only reads questions and answers: give "
+            "one source and one length."
+        )
+    tokenizer = load_tokenizer(arguments)
+    samples = sample_reader(arguments, tokenizer, chat_format(arguments, tokenizer))
+    forget, retain = samples(str(arguments.forget_data)), samples(str(arguments.retain_data))
     return Loaded(arguments.model_name_or_path, tokenizer, forget, retain)
 
 
 def build_trainer(recipe: Recipe, loaded: Loaded) -> RepresentationTrainer:
     """The trainer before its first step."""
     arguments, config = recipe
+    assert isinstance(config, RepresentationConfig)
     window = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
+    pairs: Any
+    if config.answers_only:
+        each = arguments.retain_per_forget
+        pairs = ForgetRetainDataset(loaded.forget, loaded.retain, retain_per_forget=each, seed=config.seed)
+    else:
+        pairs = AlternatingCorpora(loaded.forget, loaded.retain, window=window, seed=config.seed)
     return RepresentationTrainer(
         loaded.model,
         config,
-        train_dataset=AlternatingCorpora(loaded.forget, loaded.retain, window=window, seed=config.seed),
+        train_dataset=pairs,
         data_collator=ForgetRetainCollator(loaded.tokenizer.pad_token_id),
         processing_class=loaded.tokenizer,
         dtype=getattr(torch, arguments.dtype),

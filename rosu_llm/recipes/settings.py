@@ -36,9 +36,7 @@ class RunArguments:
     model_name_or_path: str | None = field(default=None, metadata={"help": "Model: hub id or folder."})
     forget_data: str | list[str] | None = field(
         default=None,
-        metadata={
-            "help": "To forget: file, folder:name, or owner/name:config; representation level: a list is taken in turn."
-        },
+        metadata={"help": "To forget: file, folder:name, or owner/name:config; a list names corpora of plain text."},
     )
     retain_data: str | None = field(
         default=None, metadata={"help": "To keep, written likewise; method finetune: to learn, without forget_data."}

@@ -161,6 +161,8 @@ def attach_casts(model: nn.Module, names: list[str]) -> list[Any]:
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         weight = next(module.parameters(recurse=False))
+        if not args or not args[0].is_floating_point():  # an embedding's token numbers
+            return None
         if torch.is_autocast_enabled(weight.device.type) or args[0].dtype == weight.dtype:
             return None
         module._rosu_dtype = args[0].dtype  # type: ignore[assignment]

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..errors import ConfigError, unknown
 from ..losses import get_loss
+from ..training.chosen import compile_pattern
 from ..training.config import MethodArguments, ROSUConfig
 from .losses import NOISE_SHAPES, REDUCTIONS
-from .names import compile_pattern
 
 PATHS = ("fast", "plain")
 
@@ -28,9 +28,11 @@ class RepresentationArguments(MethodArguments):
         metadata={"help": "token_mean: ½ mean over tokens; paper: ½ sum per sequence; rmu: mean over everything."},
     )
     target_layer: int = field(default=7, metadata={"help": "Layer ℓ whose output is compared, counted from 0."})
-    trainable_parameters: str = field(
+    trainable_parameters: str | None = field(
         default=r"layers\.(5|6|7)\.mlp\.down_proj\.weight$",
-        metadata={"help": "Regular expression: the parameters that are trained; everything else is frozen."},
+        metadata={
+            "help": "Regular expression: the parameters that are trained; none trains all up to ℓ (path: plain)."
+        },
     )
     layer_stack: str | None = field(
         default=None, metadata={"help": "Name of the list of decoder layers, where it cannot be told by its length."}
@@ -40,6 +42,10 @@ class RepresentationArguments(MethodArguments):
         default="hidden", metadata={"help": "hidden: one noise vector per step; token: one per position."}
     )
     mask_padding: bool = field(default=True, metadata={"help": "Leave padded positions out of the losses."})
+    answers_only: bool = field(
+        default=False,
+        metadata={"help": "Questions and answers in place of corpora, compared at the answers' tokens alone."},
+    )
     steering: float = field(default=6.5, metadata={"help": "rmu: length c of the control vector."})
     path: str = field(
         default="fast",
@@ -48,6 +54,11 @@ class RepresentationArguments(MethodArguments):
 
     def method_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in RepresentationArguments.__dataclass_fields__}
+
+    @property
+    def fast(self) -> bool:
+        """Whether only a suffix of the layers is run again; not where all of them are trained."""
+        return self.path == "fast" and self.trainable_parameters is not None
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -61,6 +72,11 @@ class RepresentationArguments(MethodArguments):
                     f"{role}_loss={name!r} is a loss of next-token probabilities, but the other one is a loss of "
                     "hidden activations: the two cannot be mixed. Set both to representation (or forget_loss to rmu)."
                 )
+        if self.rule().losses:
+            raise ConfigError(
+                f"method={self.method!r} has next-token losses of its own: leave forget_loss and retain_loss out. "
+                "trainable_parameters chooses the same matrices there."
+            )
         super().check_method()
         if self.calibrate != "off":
             raise ConfigError(
@@ -80,7 +96,8 @@ class RepresentationArguments(MethodArguments):
             )
         if self.target_layer < 0:
             raise ConfigError(f"target_layer={self.target_layer} must be 0 or more.")
-        compile_pattern("trainable_parameters", self.trainable_parameters)
+        if self.trainable_parameters is not None:
+            compile_pattern("trainable_parameters", self.trainable_parameters)
         for name, choices in (("noise_shape", NOISE_SHAPES), ("path", PATHS)):
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)

@@ -22,18 +22,21 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, unknown
+from ..losses.language import IGNORE
 from ..losses.registry import Batch, LossContext, register_loss
 
 REDUCTIONS = ("token_mean", "paper", "rmu")
 NOISE_SHAPES = ("hidden", "token")
 
 
-def unit_of(reduction: str, mask_padding: bool) -> str:
+def unit_of(reduction: str, mask_padding: bool, answers_only: bool = False) -> str:
     """What a sum under ``reduction`` is divided by."""
     if reduction not in REDUCTIONS:
         raise unknown("reduction", reduction, REDUCTIONS)
     if reduction == "paper":
         return "row"
+    if answers_only:
+        return "label"
     return "position" if mask_padding else "place"
 
 
@@ -45,6 +48,7 @@ class RepresentationContext:
         activations: gives (h, h₀) for a batch, [batch, length, hidden].
         reduction: one of :data:`REDUCTIONS`.
         mask_padding: leave padded positions out.
+        answers_only: leave out all but the tokens of answers (label ≠ −100), as RMU on questions and answers does.
         noise: σ for activations of a given shape; None for none.
         control: c·u for a batch, broadcastable to its activations.
     """
@@ -52,13 +56,16 @@ class RepresentationContext:
     activations: Callable[[Batch], tuple[Tensor, Tensor]]
     reduction: str = "token_mean"
     mask_padding: bool = True
+    answers_only: bool = False
     noise: Callable[[Tensor], Tensor] | None = None
     control: Callable[[Batch, Tensor], Tensor] | None = None
 
     def total(self, residual: Tensor, batch: Batch) -> Tensor:
         """The size of a float32 residual, summed over units."""
         squares = residual.square().sum(-1)
-        if self.mask_padding and "attention_mask" in batch:
+        if self.answers_only:
+            squares = squares * (batch["labels"] != IGNORE).to(squares.dtype)
+        elif self.mask_padding and "attention_mask" in batch:
             squares = squares * batch["attention_mask"].to(squares.dtype)
         return squares.sum() * (1.0 / residual.shape[-1] if self.reduction == "rmu" else 0.5)
 

@@ -7,13 +7,13 @@ name is either found unambiguously or refused with the nearest ones that exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
 from ..errors import ConfigError
+from ..training.chosen import compile_pattern, nearest
 
 
 def text_config(config: Any) -> Any:
@@ -58,7 +58,7 @@ def trainable_names(names: Iterable[str], pattern: str, stack: str, target_layer
     inside = [n for n in known if layer_index(n, stack) is not None]
     if not chosen:
         raise ConfigError(
-            f"trainable_parameters={pattern!r} matches no parameter. The nearest are {_nearest(pattern, inside)}."
+            f"trainable_parameters={pattern!r} matches no parameter. The nearest are {nearest(pattern, inside)}."
         )
     outside = [n for n in chosen if layer_index(n, stack) is None]
     if outside:
@@ -75,23 +75,19 @@ def trainable_names(names: Iterable[str], pattern: str, stack: str, target_layer
     return chosen
 
 
+def names_below(model: Any, stack: str, target_layer: int) -> list[str]:
+    """All parameters that the activations of ``target_layer`` depend on: its layers, those below, the embedding."""
+    embedding = {id(p) for p in model.get_input_embeddings().parameters()}
+    return [
+        name
+        for name, p in model.named_parameters()
+        if id(p) in embedding or ((i := layer_index(name, stack)) is not None and i <= target_layer)
+    ]
+
+
 def check_target(target_layer: int, layers: int) -> None:
     """ℓ must be a layer of the model."""
     if not 0 <= target_layer < layers:
         raise ConfigError(
             f"target_layer={target_layer} is not a layer of this model, which has {layers}: give 0 to {layers - 1}."
         )
-
-
-def compile_pattern(setting: str, pattern: str) -> re.Pattern[str]:
-    """A regular expression, or an error that names the setting."""
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"{setting}={pattern!r} is not a regular expression: {error}.") from error
-
-
-def _nearest(pattern: str, names: Sequence[str]) -> str:
-    plain = re.sub(r"[\\^$()?]", "", pattern)
-    near = get_close_matches(plain, names, n=4, cutoff=0.3) or list(names[:4])
-    return ", ".join(near) if near else "none: the model has no parameter in its layers"

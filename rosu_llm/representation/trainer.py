@@ -32,7 +32,7 @@ from .config import RepresentationArguments, RepresentationConfig
 from .files import CheckpointFiles, refuse_held, stored_dtype
 from .loading import load_truncated
 from .losses import RepresentationContext, bootstrap_noise, control_vectors, unit_of
-from .names import check_target, layer_index, layer_stack, trainable_names
+from .names import check_target, layer_index, layer_stack, names_below, trainable_names
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,8 @@ class RepresentationMixin(ROSUMixin):
         self._given_dtypes = {name: p.dtype for name, p in model.named_parameters()}
         self._theta: dict[str, nn.Parameter] = dict(_freeze_rest(model, names))
         attach_casts(model, names)
-        self._initial = {name: p.detach().clone() for name, p in self._theta.items()}
+        # the plain path keeps a whole copy of its own
+        self._initial = {name: p.detach().clone() for name, p in self._theta.items()} if settings.fast else {}
         stack = layer_stack(model, settings.layer_stack)
         self._activations = self._build_activations(model, stack, settings)
         self._prepared: dict[int, BatchActivations] = {}
@@ -104,7 +105,7 @@ class RepresentationMixin(ROSUMixin):
     def _load(
         self, name: str, settings: RepresentationArguments, dtype: torch.dtype, options: Mapping[str, Any]
     ) -> tuple[Any, list[str]]:
-        if settings.path == "plain":
+        if not settings.fast or settings.trainable_parameters is None:
             extra = {k: v for k, v in options.items() if v}
             model = load_causal_model(name, **dtype_argument(dtype), **extra)
             return model, self._select(model, settings)
@@ -119,6 +120,9 @@ class RepresentationMixin(ROSUMixin):
         self._files, self._stored = part.files, part.stored
         return part.model, list(part.stored)
 
+    def _choose_parameters(self, model: nn.Module, peft_config: Any) -> None:
+        """Nothing to do: they were chosen when the model was loaded."""
+
     def _prepare_precision(self, model: nn.Module, args: Any) -> None:
         """Nothing to do: the trained weights are float32 and their modules cast what they are given."""
 
@@ -127,10 +131,12 @@ class RepresentationMixin(ROSUMixin):
         stack = layer_stack(model, settings.layer_stack)
         check_target(settings.target_layer, len(model.get_submodule(stack)))
         names = (name for name, _ in model.named_parameters())
+        if settings.trainable_parameters is None:
+            return names_below(model, stack, settings.target_layer)
         return trainable_names(names, settings.trainable_parameters, stack, settings.target_layer)
 
     def _build_activations(self, model: Any, stack: str, settings: RepresentationArguments) -> Activations:
-        if settings.path == "plain":
+        if not settings.fast:
             return PlainActivations(model, stack, settings.target_layer)
         found = [layer_index(name, stack) for name in self._theta]
         first = min(i for i in found if i is not None)
@@ -164,10 +170,12 @@ class RepresentationMixin(ROSUMixin):
             activations=self._of_forget if part == "forget" else self._of_retain,
             reduction=settings.reduction,
             mask_padding=settings.mask_padding,
+            answers_only=settings.answers_only,
             noise=noise,
             control=control_vectors(seed, settings.steering),
         )
-        spec = dataclasses.replace(settings.loss(part), unit=unit_of(settings.reduction, settings.mask_padding))
+        unit = unit_of(settings.reduction, settings.mask_padding, settings.answers_only)
+        spec = dataclasses.replace(settings.loss(part), unit=unit)
         return WindowLoss(
             spec,
             LossContext(representation=context),

@@ -26,6 +26,7 @@ from ..space import ParameterSpace, Realized
 from ..space.blocks import work_dtype
 from ..space.preconditioner import Preconditioners, check_adaptive
 from ..space.replay import RandomState, frozen_statistics
+from .fisher_sweep import FisherSweep
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,14 @@ class StepEngine:
         ``samples`` give the loss of single retain examples, one each, for rules that protect their gradients. If
         anything raises, the weights are exactly what they were and no gradient is left behind.
         """
-        for name in self.rule.passes:
+        passes = self.rule.passes
+        if self.rule.alternates:
+            passes = tuple(name for name in passes if window.get(name))
+            if len(passes) != 1:
+                raise DataError(
+                    f"A step of this method takes micro-batches of one of {self.rule.passes}, not of {passes}."
+                )
+        for name in passes:
             if not window.get(name):
                 raise DataError(f"The window has no {name!r} micro-batch; this method needs {self.rule.passes}.")
         if self.rule.stored:
@@ -152,13 +160,28 @@ class StepEngine:
             )
         outside = self._outside()
         try:
-            return self._run(window, rho, amplification, seed, samples if self.rule.samples else ())
+            return self._run(window, passes, rho, amplification, seed, samples if self.rule.samples else ())
         except BaseException:
             with contextlib.suppress(RuntimeError):  # a device out of memory: what led here is the error to tell
                 self.space.abandon()
             raise
         finally:
             for p in outside:  # whoever clips the model's gradients would clip by the sum of all passes
+                p.grad = None
+
+    def collect(self, window: Mapping[str, Sequence[Closure]], sweep: FisherSweep) -> Outcome:
+        """In place of :meth:`run` for rules that sweep: no gradient is left, so that no optimizer steps on one."""
+        outside = self._outside()
+        try:
+            with frozen_statistics(self._module):
+                losses = sweep.collect(window, lambda name, closures: self._settle([self._pass(name, closures)])[name])
+            return Outcome(losses, Gram({}))
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                self.space.abandon()
+            raise
+        finally:
+            for p in outside:
                 p.grad = None
 
     def store(self, parts: Sequence[Sequence[Closure]]) -> None:
@@ -190,6 +213,7 @@ class StepEngine:
     def _run(
         self,
         window: Mapping[str, Sequence[Closure]],
+        passes: Sequence[str],
         rho: float | Callable[[], float],
         amplification: Amplification | None,
         seed: int,
@@ -200,10 +224,10 @@ class StepEngine:
         names = self._sample_passes(samples)
         passed: list[_Passed] = []
         states: dict[str, RandomState] = {}
-        for i, name in enumerate(rule.passes):
+        for i, name in enumerate(passes):
             states[name] = RandomState.now(self._devices)
             passed.append(self._pass(name, window[name]))
-            if rule.perturbs or i + 1 < len(rule.passes):
+            if rule.perturbs or i + 1 < len(passes):
                 space.capture(GRADIENT[name])
             else:
                 space.hold(GRADIENT[name])

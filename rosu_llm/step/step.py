@@ -17,10 +17,13 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError, PerturbedWeightsError, unknown
 from ..geometry import BaseRule, Inner, Vector, build_rule
+from ..geometry.methods.others.ssd import SSD
 from ..geometry.slots import MEMORY
 from ..space import LocalSpace, ParameterSpace
+from ..space.fisher import Dampened
 from .calibration import Calibration
 from .engine import Closure, Outcome, StepEngine
+from .fisher_sweep import FisherSweep
 from .logs import metrics, pull_metrics
 from .pull import NEGLIGIBLE, resolve
 from .schedules import AutoRadius, BetaSchedule, RhoSchedule
@@ -121,6 +124,9 @@ class UnlearningStep:
             loss_scaling=loss_scaling,
             optimizer=optimizer,
         )
+        #: What is collected of a rule that changes the weights in its last step only.
+        self.sweep = FisherSweep(self.rule, self.space) if isinstance(self.rule, SSD) else None
+        self._dampened: Dampened | None = None
         self._pending: _PendingPull | None = None
         self._factor = 1.0
         self._refreshed = False
@@ -136,8 +142,12 @@ class UnlearningStep:
         forget: Closure | Sequence[Closure],
         retain: Closure | Sequence[Closure] = (),
         samples: Sequence[Closure] = (),
+        mismatch: Closure | Sequence[Closure] = (),
     ) -> dict[str, float]:
         """Take one step; each closure returns its share of the loss of its part (their sum is the loss).
+
+        ``mismatch`` is the loss of wrong answers to the forget questions, for ``method="llmu"``. Of ``method="scrub"``
+        a step takes one part: leave the other empty. Those of ``method="ssd"`` return the loss of one sample each.
 
         ``samples`` are for methods that protect per-sample gradients: each returns the loss of one retain example.
         With several processes a closure's gradient is averaged over them: the process that owns the example returns
@@ -148,9 +158,9 @@ class UnlearningStep:
                 f"protect_rank={self._rank} is larger than the retain window, which has {len(samples)} samples: pass "
                 "more in samples=, or lower protect_rank."
             )
-        window = {"forget": _closures(forget), "retain": _closures(retain)}
+        window = {"forget": _closures(forget), "retain": _closures(retain), "mismatch": _closures(mismatch)}
         values = self.logs(self.compute(window, samples, step=self._count, total=self._total))
-        if self.space.step(self.optimizer):
+        if self.sweep is None and self.space.step(self.optimizer):
             values.update(self.after_optimizer_step())
         self.optimizer.zero_grad(set_to_none=True)
         self._count += 1
@@ -187,6 +197,8 @@ class UnlearningStep:
         ``remaining`` says, after the passes at w, which share of the forgetting is still to be done (bounded losses):
         perturbation and pull are that much shorter.
         """
+        if self.sweep is not None:
+            return self._collect(self.sweep, window, step, total)
         # a group that is frozen by a learning rate of 0 is not the one whose steps are amplified
         learning_rate = next((float(g["lr"]) for g in self.optimizer.param_groups if float(g["lr"])), 0.0)
         if total <= 0:
@@ -226,6 +238,16 @@ class UnlearningStep:
             self._pending = _PendingPull(inner, beta, self.pull_scale * self._factor * (left if matched else 1.0))
         return outcome
 
+    def _collect(self, sweep: FisherSweep, window: Mapping[str, Sequence[Closure]], step: int, total: int) -> Outcome:
+        if total <= 0:
+            raise ConfigError(
+                "method='ssd' changes the weights in its last step: pass total_steps=N, the length of the sweep."
+            )
+        outcome = self.engine.collect(window, sweep)
+        if step + 1 >= total:
+            self._dampened = sweep.finish()
+        return outcome
+
     def after_optimizer_step(self) -> dict[str, float]:
         """Add the pull, if one is due; what to log of it."""
         if self._pending is None:
@@ -244,6 +266,9 @@ class UnlearningStep:
     def logs(self, outcome: Outcome) -> dict[str, float]:
         """The numbers of the passes, by the names they are logged under."""
         values = metrics(outcome, self.rule.stabilizer)
+        if self._dampened is not None:
+            values["ssd/selected"] = self._dampened.selected / max(1, self._dampened.informed)
+            values["ssd/kept"] = self._dampened.kept
         if self.calibration is not None:
             values["calibrate/scale"] = self._factor
             if self.calibration.measures and self.calibration.target is not None:

@@ -40,6 +40,14 @@ def let_gradients_through(model: Any) -> None:
         model.enable_input_require_grads()
 
 
+def refused_adapter(method: str) -> ConfigError:
+    """The error for an adapter where weights are only made smaller."""
+    return ConfigError(
+        f"method={method!r} makes weights smaller that the forget data depends on, and those of a new adapter are zero "
+        "(B) or without effect (A): nothing would change. Leave lora_r or peft_config out."
+    )
+
+
 def refuse_prompt_learning(peft_config: Any) -> None:
     """Raise for adapters that put virtual tokens before the text: logits and labels would no longer face each other."""
     if getattr(peft_config, "is_prompt_learning", False):

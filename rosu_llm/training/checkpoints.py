@@ -301,6 +301,8 @@ class Saving(Base):  # type: ignore[misc]
             state["depth_start"] = self._bound.depth.start
         if self._step is not None and self._step.radius is not None:
             state["radius"] = (self._step.radius.rho, self._step.radius.size)
+        if self._step is not None and self._step.sweep is not None:
+            state["sweep"] = self._step.sweep.counts
         if self._metrics:  # of steps since the last log: minima over a log's steps survive a resumption
             state["since_last_log"] = self._metrics
         if self.run_settings is not None:

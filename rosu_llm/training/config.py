@@ -21,6 +21,7 @@ from ..step import Amplifier, resolve
 from ..step.calibration import check_margin
 from ..step.schedules import BETA_NAMES, AutoRadius, BetaSchedule, RhoSchedule
 from ..step.step import check_capture
+from .chosen import compile_pattern
 from .values import coerce
 
 REDUCTIONS = ("window_tokens", "micro_mean")
@@ -75,6 +76,10 @@ class MethodArguments:
     method: str = field(default="rosu", metadata=_help("Rule: " + ", ".join(METHODS) + "."))
     forget_loss: str = field(default="nll", metadata=_help("L_f, raised: nll, npo, simnpo, … or a registered name."))
     retain_loss: str = field(default="nll", metadata=_help("L_r, lowered: nll, kl or a registered name."))
+
+    trainable_parameters: str | None = field(
+        default=None, metadata=_help("Regular expression: the parameters that are trained, by name; none trains all.")
+    )
 
     # -- the surrogate --------------------------------------------------------------------------
     rho: NameOrNumber = field(default=0.4, metadata=_help("Perturbation radius ρ, or auto: as rho_share says."))
@@ -147,6 +152,15 @@ class MethodArguments:
     retain_weight: float = _option("retain_weight")
     reflection: float = _option("reflection")
     orthograd_alpha: float = _option("orthograd_alpha")
+    ascent_weight: float = _option("ascent_weight")
+    mismatch_weight: float = _option("mismatch_weight")
+    normal_weight: float = _option("normal_weight")
+    scrub_max_epochs: int = _option("scrub_max_epochs")
+    scrub_kl_weight: float = _option("scrub_kl_weight")
+    scrub_task_weight: float = _option("scrub_task_weight")
+    ssd_alpha: float = _option("ssd_alpha")
+    ssd_lambda: float = _option("ssd_lambda")
+    fisher: str = _option("fisher")
     npo_beta: float = field(default=0.1, metadata=_help("npo: inverse temperature."))
     simnpo_beta: float = field(default=4.5, metadata=_help("simnpo: inverse temperature."))
     simnpo_delta: float = field(default=0.0, metadata=_help("simnpo: margin."))
@@ -193,7 +207,10 @@ class MethodArguments:
     def check_method(self) -> None:
         """Raise one clear error for the first setting that cannot work."""
         self._coerce()
-        self.rule()
+        self._take_losses()
+        if self.trainable_parameters is not None:
+            compile_pattern("trainable_parameters", self.trainable_parameters)
+        self._check_sweep()
         self._check_radius()
         self.beta_schedule()
         self.amplifier(None if self.amplify != "auto" else "direct")
@@ -215,6 +232,8 @@ class MethodArguments:
         self._check_budget()
 
     def _coerce(self) -> None:
+        if self.trainable_parameters == "none":  # on a command line
+            self.trainable_parameters = None
         kind: Any = type(self)
         for name, hint in _method_hints(kind).items():
             if name not in ("beta", "calibrate") and name in self.__dict__:
@@ -248,6 +267,29 @@ class MethodArguments:
                 raise ConfigError(
                     f"{name}={value!r} is an option of forget_loss {' and '.join(map(repr, own))}, and this is "
                     f"forget_loss={self.forget_loss!r}, which never reads it: leave it out, or change the loss."
+                )
+
+    def _take_losses(self) -> None:
+        """Set the losses that the method is defined with; another one than those and the default is refused."""
+        for role, name in self.rule().losses.items():
+            given = getattr(self, f"{role}_loss", name)
+            default = type(self).__dataclass_fields__[f"{role}_loss"].default if hasattr(self, f"{role}_loss") else name
+            if given not in (name, default):
+                raise ConfigError(
+                    f"method={self.method!r} has a {role} loss of its own, {name!r}: leave {role}_loss={given!r} out, "
+                    "or use another method."
+                )
+            if hasattr(self, f"{role}_loss"):
+                setattr(self, f"{role}_loss", name)
+
+    def _check_sweep(self) -> None:
+        if not self.rule().sweeps:
+            return
+        for name, off in (("forget_until", "off"), ("budget", None), ("capture_dtype", "float32")):
+            if getattr(self, name) != off:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} acts while weights move, and method={self.method!r} changes them "
+                    "once, at the end of its sweep: leave it out."
                 )
 
     def _check_radius(self) -> None:
@@ -357,6 +399,9 @@ class MethodArguments:
 
     def loss(self, role: str) -> LossSpec:
         """The forget or retain loss."""
+        own = self.rule().losses.get(role)
+        if own is not None and role not in ("forget", "retain"):
+            return get_loss(own, "retain")  # lowered, too
         return get_loss(getattr(self, f"{role}_loss"), role)
 
     def amplifier(self, mode: str | None = None, optimizer: Optimizer | None = None) -> Amplifier:
@@ -408,4 +453,15 @@ class ROSUConfig(MethodArguments, TrainingArguments):
 
     def __post_init__(self) -> None:
         self.check_method()
+        if self.rule().sweeps:
+            self.num_train_epochs = 1.0
         super().__post_init__()
+        if self.rule().alternates and self.max_steps <= 0 and self.num_train_epochs < 2:
+            raise ConfigError(
+                f"num_train_epochs={self.num_train_epochs:g} with method={self.method!r}, whose first epoch keeps and "
+                "whose second forgets: give at least 2, better an odd number such as 5, which ends by keeping."
+            )
+        if self.rule().sweeps and self.fp16:
+            raise ConfigError(
+                f"fp16=True with method={self.method!r}: one squared gradient that overflows spoils all. Use bf16=True."
+            )

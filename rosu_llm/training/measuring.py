@@ -304,6 +304,10 @@ class Measuring(Base):  # type: ignore[misc]
             wanted = "method='forget_only'" if rule.stored else f"protect={settings.protect!r}"
             path = part_of(self._resumed_from, name, wanted)
             step.space.memory.update(load_memory(path, self.args.device))
+        if step.sweep is not None and self._resumed_from is not None:
+            path = part_of(self._resumed_from, MEMORY_FILE.format(rank=self._note_rank()), "method='ssd'")
+            step.space.memory.update(load_memory(path, self.args.device))
+            step.sweep.counts = dict(self._known_state.get("sweep", step.sweep.counts))
         if step.radius is not None and "radius" in self._known_state:
             step.radius.rho, step.radius.size = self._known_state["radius"]
 

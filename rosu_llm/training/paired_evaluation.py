@@ -93,4 +93,4 @@ class PairedEvaluation(Base):  # type: ignore[misc]
         rule = self.method_args.rule()
         times = {part: 1 + int(rule.perturbs and rule.surrogate == part) for part in PARTS}
         once = super().floating_point_ops
-        return sum(times[part] * int(once(inputs[part])) for part in rule.passes)
+        return sum(times.get(part, 1) * int(once(inputs[part])) for part in rule.passes)

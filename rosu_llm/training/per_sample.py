@@ -43,10 +43,12 @@ def sample_closures(
     longest: int,
     seed: int,
     step: int,
+    required: bool = True,
 ) -> list[Closure]:
     """One closure for each of up to ``count`` samples; averaged over ranks it is that sample's mean loss.
 
-    ``longest`` is the number of micro-batches of the longest window over ranks.
+    ``longest`` is the number of micro-batches of the longest window over ranks. ``required``: a window without a
+    sample that has an answer is an error.
     """
     units = COUNT[loss.spec.unit]
     near = [{name: b[name].cpu() for name in _COUNTED if name in b} for b in batches]  # what is asked row by row
@@ -56,7 +58,7 @@ def sample_closures(
     sizes[: len(rows)] = torch.tensor([float(len(found)) for found in rows])
     table = ranks.gather(sizes).round().to(torch.int64).tolist()
     places = choose(table, count, seed, step)
-    if not places:
+    if not places and required:
         raise DataError("The retain window has no sample with an answer token: check label masking and max_length.")
     closures = []
     for rank, micro, nth in places:

@@ -126,15 +126,19 @@ def preflight(
     kept = rule.samples + (len(rule.passes) if rule.perturbs else len(rule.passes) - 1)
     kept += int(rule.perturbs and rule.metric != "euclidean")  # D⁻¹q
     kept += int(rule.refreshes > 0) + rule.stored
+    if rule.alternates:
+        kept = 0
+    if rule.sweeps:  # two sums of squares
+        kept = 2
     wide = int(rule.perturbs) + int(rule.remembers is not None)  # the backup, and an average, which bf16 would stop
     buffers = kept * captured + wide * size
     return Preflight(
-        passes=rule.samples + len(rule.passes) + int(rule.perturbs),
+        passes=1 if rule.alternates else rule.samples + len(rule.passes) + int(rule.perturbs),
         trainable=sum(_count(p) for p in trained),
         total=sum(_count(p) for p in parameters),
         weights=sum(_count(p) * p.element_size() for p in parameters),
         gradients=size,
-        optimizer=_states(optimizer, trained),
+        optimizer=0 if rule.sweeps else _states(optimizer, trained),
         buffers=0 if on_host else buffers,
         reference=reference_bytes,
         refreshes=rule.refreshes,

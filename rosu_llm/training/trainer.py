@@ -28,12 +28,14 @@ from transformers import Trainer, TrainerCallback
 
 from ..compat import dtype_argument, load_causal_model, transformers_is
 from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
+from ..data.sweep import SweepDataset
 from ..errors import ConfigError, EmptyUpdateError
+from ..geometry.methods.others.ssd import SSD
 from ..losses.registry import Batch
 from ..space import ParameterSpace
 from ..space.select import select_space
 from ..step import Closure, Outcome, UnlearningStep, over_steps
-from .adapter import add_adapter, let_gradients_through
+from .adapter import add_adapter, let_gradients_through, refused_adapter
 from .checkpoints import Saving, resolve_resume
 from .checks import (
     check_handed_over,
@@ -43,6 +45,7 @@ from .checks import (
     check_room,
     check_second_derivatives,
 )
+from .chosen import train_only
 from .config import MethodArguments, ROSUConfig
 from .depth import check_base
 from .layout import check_layout, compute_dtype
@@ -147,7 +150,7 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         _rename_tokenizer(super().__init__, kwargs)
         tokenizer = kwargs.get("processing_class", kwargs.get("tokenizer"))
         dataset = kwargs.get("train_dataset")
-        if kwargs.get("data_collator") is None and isinstance(dataset, ForgetRetainDataset):
+        if kwargs.get("data_collator") is None and isinstance(dataset, (ForgetRetainDataset, SweepDataset)):
             kwargs["data_collator"] = ForgetRetainCollator(getattr(tokenizer, "pad_token_id", None) or 0)
         with without_jit_checkpoint(args) as self.stops_on_signals:
             super().__init__(model, args, *rest, **kwargs)
@@ -184,6 +187,8 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
                 f"args={self._config_class.__name__}(…), or method_args={self._arguments_class.__name__}(…) beside it."
             )
         settings.check_method()
+        if settings.rule().sweeps and args is not None:
+            args.num_train_epochs = 1
         return args, settings
 
     # -- checks ---------------------------------------------------------------------------------
@@ -191,12 +196,26 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
     def _prepare_model(self, model: Any, args: Any, peft_config: Any) -> Any:
         """The model as it is trained: checked, with its adapter, in the precision that perturbations need."""
         check_model(model)
+        if self.method_args.rule().sweeps and (peft_config is not None or hasattr(model, "peft_config")):
+            raise refused_adapter(self.method_args.method)
+        self._choose_parameters(model, peft_config)
         if peft_config is not None:
             model = add_adapter(model, peft_config, args.seed)  # Trainer seeds later
         if getattr(args, "gradient_checkpointing", False):
             let_gradients_through(model)
         self._prepare_precision(model, args)
         return model
+
+    def _choose_parameters(self, model: nn.Module, peft_config: Any) -> None:
+        pattern = self.method_args.trainable_parameters
+        if pattern is None:
+            return
+        if peft_config is not None:
+            raise ConfigError(
+                f"trainable_parameters={pattern!r} with an adapter, which is what is trained then: choose its layers "
+                "with lora_target_modules, or leave one of the two out."
+            )
+        train_only(model, pattern)
 
     def _prepare_precision(self, model: nn.Module, args: Any) -> None:
         # DeepSpeed keeps a float32 master of bf16 weights itself. A launcher sets the plugin, not the argument.
@@ -295,18 +314,24 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
             self._refresh_memory(step)
         if self._budget is not None:
             self._budget.begin(step)
-        losses = {part: self.window_loss(part) for part in step.rule.passes}
+        parts_now = step.rule.parts_in(int(self.state.epoch or 0))
+        losses = {part: self.window_loss(part) for part in parts_now}
         if self._bound is not None:
             self._measure_targets(model, self._bound)
             if self._best is not None:
                 self._best.begin(step)
             losses["forget"] = replace(losses["forget"], depth=self._bound.depth)
-        parts = self._micro_batches({part: [b[part] for b in batches] for part in losses})
-        longest = self._longest([len(parts[part]) for part in losses])
-        window = {
-            part: loss.closures(model, parts[part], part, count)
-            for (part, loss), count in zip(losses.items(), longest, strict=True)
-        }
+        if isinstance(step.rule, SSD) and step.rule.fisher == "sample":
+            everything = len(batches) * max(len(b["input_ids"]) for both in batches for b in both.values())
+            count = self._longest([everything])[0] * self.accelerator.num_processes
+            window = {part: self._sample_closures(model, batches, part, count) for part in losses}
+        else:
+            parts = self._micro_batches({part: [b[part] for b in batches] for part in losses})
+            longest = self._longest([len(parts[part]) for part in losses])
+            window = {
+                part: loss.closures(model, parts[part], part, count)
+                for (part, loss), count in zip(losses.items(), longest, strict=True)
+            }
         samples = self._sample_closures(model, batches) if step.rule.samples else []
         outcome = step.compute(
             window, samples, step=self.state.global_step, total=self.state.max_steps, remaining=self._remaining()
@@ -314,7 +339,7 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         self._add_metrics(step.logs(outcome))
         if self._bound is not None:
             self._add_metrics(self._bound.depth.logs(self.mean_over_ranks))
-        if self.layout == "zero" and step.space.step(self.raw_optimizer()):
+        if self.layout == "zero" and step.sweep is None and step.space.step(self.raw_optimizer()):
             self._after_optimizer_step()
         return outcome
 
@@ -324,17 +349,20 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         whole = self.method_args.reduction == "micro_mean"
         return regroup(parts, 0 if whole else tokens, self.method_args.padding_free)
 
-    def _sample_closures(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> list[Closure]:
-        """Losses of single retain samples of the window, for rules that protect their gradients."""
+    def _sample_closures(
+        self, model: nn.Module, batches: Sequence[Mapping[str, Any]], part: str = "retain", count: int | None = None
+    ) -> list[Closure]:
+        """Losses of single samples of the window: of those retain samples that a rule protects, or of ``count``."""
         return sample_closures(
-            self.window_loss("retain"),
+            self.window_loss(part),
             model,
-            [b["retain"] for b in batches],
+            [b[part] for b in batches],
             self._ranks(),
-            count=self.method_args.rule().samples,
+            count=self.method_args.rule().samples if count is None else count,
             longest=self._longest([len(batches)])[0],
             seed=self.args.seed,
             step=self.state.global_step,
+            required=count is None,
         )
 
     def window_loss(self, part: str) -> WindowLoss:

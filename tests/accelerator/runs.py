@@ -137,7 +137,7 @@ def train(case: dict[str, Any], folder: Path) -> None:
     trainer = ROSUTrainer(
         tiny_llama(dropout=options["dropout"] or 0.0),
         config,
-        train_dataset=ForgetRetainDataset(samples(16, seed=1), samples(20, seed=2)),
+        train_dataset=ForgetRetainDataset(samples(16, seed=1), samples(20, seed=2), mismatch=config.method == "llmu"),
         eval_dataset=ForgetRetainDataset(samples(4, seed=4), samples(4, seed=5)) if options["evaluate"] else None,
         holdout_dataset=samples(5, seed=3),
         budget_dataset=samples(4, seed=6),

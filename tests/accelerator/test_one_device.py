@@ -24,6 +24,7 @@ MORE = {
     "rank 3": 16,  # which samples there are, and where their answers are
     "gu": 18,
     "orthograd": 14,
+    "ssd": 30,  # each sample's loss, and where its answers are
     "npo": 8,  # which samples a micro-batch has
     "kl": 8,  # likewise
     "bounded, automatic radius": 10,  # that and the weights; ‖w‖

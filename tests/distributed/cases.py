@@ -26,6 +26,10 @@ DIVERGENCE = {"retain_loss": "kl", "max_steps": 4}
 THIRD = {"third": True, "forget_loss": "altpo", "max_steps": 6, "forget_until": 5.0}
 #: Hidden states of the initial model for both losses.
 DISTILLED = {"forget_loss": "undial", "retain_loss": "kl", "max_steps": 4}
+#: Three gradients of one step; epochs that alternate; a sweep whose samples do not divide by windows and processes.
+LLMU = {"method": "llmu", "max_steps": 4}
+SCRUB = {"method": "scrub", "max_steps": 6, "scrub_max_epochs": 1}
+SSD = {"method": "ssd", "ssd_alpha": 2.0, "max_steps": -1, "uneven": True}
 SAVED = {"save_strategy": "steps", "save_steps": 2}
 SAVING = {**SAVED, "forget_loss": "npo"}
 
@@ -67,6 +71,10 @@ BESIDES: dict[str, Cases] = {
     },
 }
 
+#: Where the methods run that are no combination of one forget and one retain gradient.
+OTHER_LAYOUTS = ("ddp", "fsdp2", "zero2", "zero3")
+OTHERS: Cases = {"llmu": LLMU, "scrub": SCRUB, "ssd": SSD, "ssd_windows": {**SSD, "fisher": "window", "uneven": False}}
+
 #: With Adam's own ε = 1e-8, coordinates whose second moment is rounding noise make up D⁻¹q, in every layout others.
 METRIC = {"metric": "adam", "adam_epsilon": 1e-3}
 PER_SAMPLE: Cases = {
@@ -86,7 +94,7 @@ def alone() -> Cases:
     names = ("plain", "calibrated", "bounded", "best", "stored", "refreshed")
     found = {name: EVERYWHERE[name] for name in names} | {"lora": ADAPTER, "based": BASED, "divergence": DIVERGENCE}
     found |= {"third": THIRD, "distilled": DISTILLED}
-    return {**found, **PER_SAMPLE, **HESSIANS}
+    return {**found, **PER_SAMPLE, **HESSIANS, **OTHERS}
 
 
 def spread(deepspeed: bool) -> Plan:
@@ -94,5 +102,9 @@ def spread(deepspeed: bool) -> Plan:
     plan = {layout: {**EVERYWHERE, **BESIDES.get(layout, {})} for layout in LAYOUTS}
     for layout in PER_SAMPLE_LAYOUTS:
         plan[layout].update(PER_SAMPLE)
+    for layout in OTHER_LAYOUTS:
+        plan[layout].update(
+            {name: {**settings, **SAVED} if name == "ssd" else settings for name, settings in OTHERS.items()}
+        )
     plan["ddp"].update(HESSIANS)
     return {layout: cases for layout, cases in plan.items() if deepspeed or not layout.startswith("zero")}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.cases import DIVERGENCE, LAYOUTS, REFRESHED
+from tests.distributed.cases import DIVERGENCE, LAYOUTS, OTHER_LAYOUTS, OTHERS, REFRESHED, SSD
 from tests.distributed.conftest import Runs
 from tests.distributed.processes import Cases, Plan, Run, flat, start_faulty, train
 from tests.models import tiny_llama
@@ -77,6 +77,8 @@ def resumed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
             names["full"] = {"forget_loss": "npo", "state_dict": "FULL_STATE_DICT"}
         if "divergence" in runs(layout):
             names["divergence"] = DIVERGENCE
+        if "ssd" in runs(layout):
+            names["ssd"] = SSD
         plan[layout] = {
             name: {**settings, "resume": str(runs(layout)[name].folder / "run" / "checkpoint-2")}
             for name, settings in names.items()
@@ -88,9 +90,10 @@ def resumed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
 def test_resuming_reproduces_the_uninterrupted_run(layout: str, runs: Runs, resumed: dict[str, dict[str, Run]]) -> None:
     """To the bit."""
     for name, before in runs(layout).items():
-        if name in ("saving", "full", "refreshed", "divergence"):
+        if name in ("saving", "full", "refreshed", "divergence", "ssd"):
             again = resumed[layout][name]
-            assert len(again.logs) == 4  # two steps of the first run's history, two of its own
+            # two steps of the first run's history, the others its own
+            assert len(again.logs) == len(before.logs) == (5 if name == "ssd" else 4)
             assert torch.equal(again.vector, before.vector)
 
 
@@ -152,6 +155,16 @@ def test_every_layout_ends_with_the_closest_weights(layout: str, runs: Runs) -> 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_stores_the_gradients_of_one_process(layout: str, runs: Runs) -> None:
     assert difference(runs(layout)["stored"], runs("local")["stored"]) < 1e-4
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("layout", OTHER_LAYOUTS)
+def test_other_methods_give_the_weights_of_one_process(layout: str, name: str, runs: Runs) -> None:
+    spread, truth = runs(layout)[name], runs("local")[name]
+    # A ratio F_f/F_r that lies within rounding of α would be chosen in one layout alone; none does here.
+    assert difference(spread, truth) < 1e-4
+    for key in ("ssd/selected", "ssd/kept") if name.startswith("ssd") else ():
+        assert spread.logs[-1][key] == pytest.approx(truth.logs[-1][key], rel=1e-4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -115,6 +115,7 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
     from transformers import TrainerCallback
 
     from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer, WithAlternates
+    from rosu_llm.data.sweep import SweepDataset
     from tests.models import samples, tiny_llama
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -149,13 +150,17 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
         save_file(dict(before.named_parameters()), base / "model.safetensors", metadata={"format": "pt"})
     count = 37 if options["uneven"] else 32
     forget: Any = samples(count, seed=1)
+    retain = samples(40, seed=2)
     if options["third"]:  # two for each, taken in turn by epoch
         others = samples(2 * count, seed=7)
         forget = WithAlternates(forget, list(zip(others[::2], others[1::2], strict=True)))
+    pairs: Any = ForgetRetainDataset(forget, retain, mismatch=config.method == "llmu")
+    if config.method == "ssd":
+        pairs = SweepDataset(forget, retain[:36] if options["uneven"] else retain[:32], multiple=2 * world)
     trainer = ROSUTrainer(
         model,
         config,
-        train_dataset=ForgetRetainDataset(forget, samples(40, seed=2)),
+        train_dataset=pairs,
         eval_dataset=ForgetRetainDataset(samples(6, seed=4), samples(6, seed=5)) if options["evaluate"] else None,
         holdout_dataset=samples(5, seed=3),
         budget_dataset=samples(4, seed=6),

@@ -11,6 +11,9 @@ from rosu_llm.geometry.methods.graddiff import FineTune, GradDiff, NegativeGradi
 from rosu_llm.geometry.methods.gu import GU
 from rosu_llm.geometry.methods.minmax import MinMax
 from rosu_llm.geometry.methods.orthograd import OrthoGrad
+from rosu_llm.geometry.methods.others.llmu import LLMU
+from rosu_llm.geometry.methods.others.scrub import Scrub
+from rosu_llm.geometry.methods.others.ssd import SSD
 from rosu_llm.geometry.methods.pcgrad import Blur, PCGrad, PCGradConflict
 from rosu_llm.geometry.methods.sam_npo import SharpnessAware
 from rosu_llm.geometry.methods.uam import Uam, UamReflected, UamRelaxed
@@ -34,6 +37,9 @@ from rosu_llm.geometry.methods.uam import Uam, UamReflected, UamRelaxed
         ("ft", FineTune()),
         ("ng", NegativeGradient()),
         ("forget_only", ForgetOnly(directions=8)),
+        ("llmu", LLMU(ascent_weight=0.5, mismatch_weight=1.0, normal_weight=1.0)),
+        ("scrub", Scrub(scrub_max_epochs=2, scrub_kl_weight=0.5, scrub_task_weight=1.0)),
+        ("ssd", SSD(ssd_alpha=10.0, ssd_lambda=1.0, fisher="sample")),
     ],
 )
 def test_defaults_are_those_of_the_paper(method: str, expected: BaseRule) -> None:
@@ -48,7 +54,7 @@ def test_every_method_is_covered_here() -> None:
     assert sorted(METHODS) == sorted(
         (
             "rosu minmax uam uam_relaxed uam_reflected pcgrad pcgrad_conflict blur sam_npo orthograd gu graddiff ft ng"
-            " forget_only"
+            " forget_only llmu scrub ssd"
         ).split()
     )
 

@@ -165,13 +165,20 @@ def test_mistakes_are_one_line(
     assert not list((tmp_path / "out").glob("**/*.safetensors"))
 
 
-def test_lists_of_corpora_need_the_representation_level(recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("target_layer", "trainable_parameters", "noise_std")
-    assert main(recipe(**dict.fromkeys(names), forget_loss="nll", retain_loss="nll")) == 2
-    assert "are taken in turn at representation level only" in capsys.readouterr().err
+def test_corpora_are_joined_where_losses_are_of_next_tokens(
+    recipe: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("target_layer", "noise_std", "forget_loss", "retain_loss")
+    pattern = r"layers\.1\.mlp\.down_proj\.weight$"
+    shared = {**dict.fromkeys(names), "trainable_parameters": pattern, "method": "ssd", "max_steps": -1}
+    assert main(recipe(**shared, ssd_alpha=1.5)) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    capsys.readouterr()
+    assert main(recipe(**shared, overwrite=True, chat_format="tokenizer")) == 2
+    assert "chat_format='tokenizer' is for questions and answers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["wmdp_zephyr-7b", "wmdp_zephyr-7b_rmu", "wmdp_zephyr-7b_uam"])
+@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "configs" / "recipes").glob("wmdp_*.yaml"))])
 def test_the_shipped_recipes_smoke(name: str, tmp_path: Path) -> None:
     path = ROOT / "configs" / "recipes" / f"{name}.yaml"
     assert main(["train", "--config", str(path), "--smoke", "--output-dir", str(tmp_path)]) == 0

@@ -60,6 +60,12 @@ class BaseRule(ABC):
 
     #: Losses whose gradient at w is needed, in the order they run.
     passes: ClassVar[tuple[str, ...]] = ("forget", "retain")
+    #: Losses that the method is defined with, by part; others are those of the settings.
+    losses: ClassVar[Mapping[str, str]] = {}
+    #: Whether a step takes the gradient of one part only, which :meth:`parts_in` names.
+    alternates: ClassVar[bool] = False
+    #: Whether steps only collect squared gradients, and the last one changes the weights by them.
+    sweeps: ClassVar[bool] = False
     #: Whether a further pass at w+δ follows, and whose loss it takes.
     perturbs: ClassVar[bool] = False
     surrogate: ClassVar[str] = "retain"
@@ -79,6 +85,10 @@ class BaseRule(ABC):
     def options(cls) -> dict[str, Field[Any]]:
         """The settings that the rule declares, by name."""
         return {f.name: f for f in fields(cls) if "exclusive" in f.metadata}  # type: ignore[arg-type]
+
+    def parts_in(self, epoch: int) -> tuple[str, ...]:
+        """Those of ``passes`` that a step in this epoch takes, counted from 0."""
+        return self.passes
 
     @property
     def pulls(self) -> bool:

@@ -12,6 +12,9 @@ from .graddiff import FineTune, GradDiff, NegativeGradient
 from .gu import GU
 from .minmax import MinMax
 from .orthograd import OrthoGrad
+from .others.llmu import LLMU
+from .others.scrub import Scrub
+from .others.ssd import SSD
 from .pcgrad import Blur, PCGrad, PCGradConflict
 from .rosu_subspace import SubspaceRosu
 from .sam_npo import SharpnessAware
@@ -34,6 +37,9 @@ METHODS: dict[str, type[BaseRule]] = {
     "ft": FineTune,
     "ng": NegativeGradient,
     "forget_only": ForgetOnly,
+    "llmu": LLMU,
+    "scrub": Scrub,
+    "ssd": SSD,
 }
 
 #: Other names, for those who do not unlearn: a fine-tuned model is one with nothing to forget.

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
+from ...evaluation.tofu.published import TRANSFORM, fits
 from ...evaluation.tofu.results import Result
 from ...evaluation.wmdp.document import CHANCE
 from ..blocks import Block, Missing, Row, Section, Table, TableCell, printed, shown, text_table
 from ..charts import Point, frontier
 from ..demo import demo_frontier, demo_table
+from ..published import among_published, published_frontier, run_points
 from ..tofu import Summarised, TofuTable, all_figures, tofu_table
 from ..wmdp import join
 from .reading import ReportedRun
@@ -43,8 +45,11 @@ def metrics(
             blocks.append(Missing(f"The reference models are left out here. {error}"))
         table = replace(made.table, caption=f"TOFU {task}", heading="model")
         main |= {run.folder: table for run in group}
-        blocks += [_with_paper(table), *_tofu_frontier(runs, made, task, at, target is not None)]
+        relative = target is not None and made.references != ()
+        blocks += [_with_paper(table), *_tofu_frontier(runs, made, task, at, relative)]
         blocks.append(_details(group, made.references))
+        if relative and all(map(fits, results)):
+            blocks += _among_published(results, made, labels, task, at, retain, target)
     for at, demo in enumerate({id(run.demo): run.demo for run in runs if run.demo is not None}.values()):
         # The demo's own labels, without the folder that tells several demos apart.
         places = {run.label.removeprefix(f"{run.folder.name}: "): i for i, run in enumerate(runs) if run.demo is demo}
@@ -104,6 +109,24 @@ def _tofu_frontier(runs: Sequence[ReportedRun], made: TofuTable, task: str, at: 
     found = [point for point in (*points, *ours, *paper) if point is not None]
     titles = ("Mem: forget set no longer known", "Util: ability kept")
     return [frontier(f"frontier_{at}", f"Frontier: TOFU {task}", found, titles, PAPER_LABEL)]
+
+
+def _among_published(
+    results: Sequence[Result],
+    made: TofuTable,
+    labels: Sequence[str],
+    task: str,
+    at: int,
+    retain: Result | None,
+    target: Result | None,
+) -> list[Block]:
+    """The runs among published models of the same task, with their AUC transform."""
+    same = tofu_table(results, labels=labels, transform=TRANSFORM, retain=retain, target=target)
+    table = among_published(same.table, paper=False)  # its rows stand in the table before
+    table = replace(table, caption=f"TOFU {task}, among published models", heading="model", folded=True)
+    points = run_points(made)
+    figure = published_frontier(f"published_{at}", f"Among published models: TOFU {task}", points)
+    return [table, *([figure] if points else [])]
 
 
 def _details(group: Sequence[ReportedRun], references: Sequence[Summarised]) -> Table:
