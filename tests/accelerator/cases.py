@@ -19,6 +19,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "ssd": {"method": "ssd", "ssd_alpha": 1.5},  # of random weights α = 10 selects none
     "npo": {"forget_loss": "npo"},
     "simnpo": {"forget_loss": "simnpo"},
+    **{loss: {"forget_loss": loss} for loss in ("idk_nll", "idk_dpo", "altpo", "undial", "wga", "satimp")},
     "kl": {"retain_loss": "kl"},
     "micro means": {"reduction": "micro_mean"},
     "direct": {"amplify": "direct", "beta": 0.01},
@@ -41,6 +42,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "captures in host memory": {"capture_device": "cpu"},
     "captures in bf16": {"capture_dtype": "bfloat16"},
     "a budget of tokens": {"micro_batch_tokens": 16},
+    "one row without padding": {"padding_free": True},
     "lora": {"lora": True},
     "evaluated": {"evaluate": True, "eval_strategy": "steps", "eval_steps": 1},
 }

@@ -19,7 +19,7 @@ import transformers
 from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 
-from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer, measure_coupling
+from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer, WithAlternates, measure_coupling
 from rosu_llm.geometry import F, R
 from rosu_llm.space import LocalSpace
 from rosu_llm.step.engine import StepEngine
@@ -134,10 +134,13 @@ def train(case: dict[str, Any], folder: Path) -> None:
     options = {name: case.pop(name, None) for name in ("fault", "where", "lora", "evaluate", "dropout")}
     config = ROSUConfig(**{**arguments(case, folder, world), **case})
     adapter = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if options["lora"] else None
+    forget: Any = samples(16, seed=1)
+    if config.loss("forget").alternative != "none":
+        forget = WithAlternates(forget, [[other] for other in samples(16, seed=7)])
     trainer = ROSUTrainer(
         tiny_llama(dropout=options["dropout"] or 0.0),
         config,
-        train_dataset=ForgetRetainDataset(samples(16, seed=1), samples(20, seed=2), mismatch=config.method == "llmu"),
+        train_dataset=ForgetRetainDataset(forget, samples(20, seed=2), mismatch=config.method == "llmu"),
         eval_dataset=ForgetRetainDataset(samples(4, seed=4), samples(4, seed=5)) if options["evaluate"] else None,
         holdout_dataset=samples(5, seed=3),
         budget_dataset=samples(4, seed=6),

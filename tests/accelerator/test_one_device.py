@@ -27,6 +27,9 @@ MORE = {
     "ssd": 30,  # each sample's loss, and where its answers are
     "npo": 8,  # which samples a micro-batch has
     "kl": 8,  # likewise
+    "undial": 8,
+    "idk_dpo": 10,  # and which third answers
+    "altpo": 10,
     "bounded, automatic radius": 10,  # that and the weights; ‖w‖
     "bounded by token": 12,
     "memory": 7,
@@ -43,6 +46,7 @@ MEASURED = "gu"
 def test_every_method_and_every_loss_is_among_the_cases() -> None:
     settings = [*TRAINED.values(), *REPRESENTED.values()]
     named = {case[key] for case in settings for key in ("forget_loss", "retain_loss") if key in case}
+    named |= {loss for rule in METHODS.values() for loss in rule.losses.values()}
     assert {case.get("method", "rosu") for case in settings} >= set(METHODS)
     assert named | {"nll", "representation"} >= set(LOSSES)  # those two where none is named
 
