@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .compat import accelerator_kind
 from .experiments.demo.world import SMOKE, World, build_world, small_llama
@@ -227,7 +227,50 @@ def tofu_toys(request: TofuRequest) -> Iterator[TofuRequest]:
         )
 
 
+# -- audits of an unlearned model -------------------------------------------------------------------------------------
+
+
+class AuditToys(NamedTuple):
+    """Folders of three toy models, and of toy data."""
+
+    model: str
+    retain: str
+    target: str
+    data: str
+    chat_format: str
+
+
+@contextmanager
+def audit_toys(forget_split: str) -> Iterator[AuditToys]:
+    """Toy models, TOFU's files, WMDP's questions and a text that has to do with none of them, for a while."""
+    from .data.tofu import split_names
+
+    world = toy_world()
+    items = world.corpus.items
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model, retain, target = (
+            save_model(folder / name, world, seed) for seed, name in enumerate(("model", "retain", "target"))
+        )
+        write_toy_data(folder, forget_split, items)
+        kept = [{"question": item.question, "answer": item.answer} for item in items["retain"]]
+        write_rows(folder / f"{split_names(forget_split).retain}.jsonl", kept)
+        write_rows(folder / "unrelated.jsonl", ({"text": item.answer} for item in items["holdout"]))
+        write_questions(folder)
+        yield AuditToys(model, retain, target, scratch, _CHAT_FORMAT)
+
+
 # -- WMDP -------------------------------------------------------------------------------------------------------------
+
+
+def write_questions(folder: Path) -> None:
+    """A few questions in the files of each task."""
+    choices = ["one", "two", "three", "four"]
+    questions = [
+        {"question": f"Which is the number {'ABCD'[at % 4]}?", "choices": choices, "answer": at % 4} for at in range(6)
+    ]
+    for name in ("wmdp_bio", "wmdp_cyber", "mmlu/anatomy.test", "mmlu/astronomy.test"):
+        write_rows(folder / f"{name}.jsonl", questions)
 
 
 @contextmanager
@@ -235,15 +278,11 @@ def wmdp_toys(request: WmdpRequest) -> Iterator[WmdpRequest]:
     """The request for two toy models; the document goes to ``smoke`` in its ``out``."""
     from .evaluation.wmdp.evaluate import TASKS
 
-    world, choices = toy_world(), ["one", "two", "three", "four"]
-    questions = [
-        {"question": f"Which is the number {'ABCD'[at % 4]}?", "choices": choices, "answer": at % 4} for at in range(6)
-    ]
+    world = toy_world()
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model, base = (save_model(folder / name, world, seed) for seed, name in enumerate(("model", "base")))
-        for name in ("wmdp_bio", "wmdp_cyber", "mmlu/anatomy.test", "mmlu/astronomy.test"):
-            write_rows(folder / f"{name}.jsonl", questions)
+        write_questions(folder)
         out = request.out / "smoke"
         (out / "wmdp_toy.json").unlink(missing_ok=True)  # of an earlier toy
         yield replace(

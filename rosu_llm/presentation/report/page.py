@@ -17,10 +17,11 @@ from ..coupling import coupling_section
 from ..curves import COSINE, FORGET_LOSS, RETAIN_LOSS, Quantity, curves_figure, read_curve
 from ..demo import answers as demo_answers
 from ..qualitative import Answer, Choice, choose, read_answers
+from ..relearn import relearn_section
 from ..sweep import sweep_section
 from .configuration import configuration, environment
 from .metrics import metrics, tofu_tasks
-from .reading import DIAGNOSIS, ORTHOGONALITY, REPORTS, SAFEGUARDS, SENSITIVITY, SWEEP, ReportedRun
+from .reading import DIAGNOSIS, ORTHOGONALITY, RELEARN, REPORTS, SAFEGUARDS, SENSITIVITY, SWEEP, ReportedRun
 from .weights import weights
 
 UNKNOWN = "not recorded"
@@ -40,6 +41,7 @@ _BUILDERS: dict[str, Callable[[Any], Section]] = {
     ORTHOGONALITY: partial(orthogonality_section, brief=True),
     SAFEGUARDS: safeguards_section,
     SENSITIVITY: sensitivity_section,
+    RELEARN: relearn_section,
     SWEEP: sweep_section,
 }
 #: Schema → how to get such a file.
@@ -48,11 +50,13 @@ _HINTS = {
     ORTHOGONALITY: "No audit_orthogonality.json: rosu audit orthogonality measures it.",
     SAFEGUARDS: "No audit_safeguards.json: rosu audit safeguards RUN reads it off a run's log.",
     SENSITIVITY: "No audit_sensitivity.json: rosu audit sensitivity draws it from a sweep.",
+    RELEARN: "No audit_relearn.json: rosu audit relearn RUN --out DIR attacks the model; give DIR beside RUN.",
     SWEEP: "No sweep: rosu sweep searches settings and leaves trials.json.",
 }
 _SECTIONS = {
     "diagnosis": ("Coupling diagnosis", (DIAGNOSIS,)),
     "audits": ("Audits", (ORTHOGONALITY, SAFEGUARDS, SENSITIVITY)),
+    "gone": ("Is it really gone?", (RELEARN,)),
     "sweep": ("Sweep", (SWEEP,)),
 }
 
@@ -164,7 +168,7 @@ def _read(result: Result, who: str, blocks: list[Block]) -> Mapping[str, Answer]
 
 def curves(runs: Sequence[ReportedRun]) -> Section:
     """One figure per quantity that anybody logged."""
-    trained = [run for run in runs if run.kind != "rosu sweep"]
+    trained = [run for run in runs if run.kind not in ("rosu sweep", "rosu audit")]
     blocks: list[Block] = [Missing(f"{run.label} has no log, so no curves.") for run in trained if not run.log]
     absent = []
     for quantity in QUANTITIES:
