@@ -18,6 +18,7 @@ KINDS = {
     "safeguards": "did τ and ε_q ever act in these runs? (from their logs)",
     "sensitivity": "figures over ρ and over the retain batch size, from sweeps and ablations",
     "relearn": "does it come back after a little fine-tuning? Against the retain model",
+    "quantize": "is it still gone at 8 and 4 bits?",
 }
 
 

@@ -6,6 +6,7 @@ folder; an audit of another model, data or settings is refused there rather than
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,8 @@ class AuditStore:
                     f"{self.folder} holds cells of another audit: {'; '.join(changed)}. Pass --overwrite, or another "
                     "--out."
                 )
-        elif overwrite:
-            for file in self.folder.glob("*.json"):
-                file.unlink()
+        elif path.is_file():  # the folder is an audit's: cells, and folders of unfinished or detailed results
+            shutil.rmtree(self.folder)
         write_json(path, conditions)
 
     def get(self, name: str) -> dict[str, Any] | None:

@@ -17,11 +17,12 @@ from ..coupling import coupling_section
 from ..curves import COSINE, FORGET_LOSS, RETAIN_LOSS, Quantity, curves_figure, read_curve
 from ..demo import answers as demo_answers
 from ..qualitative import Answer, Choice, choose, read_answers
+from ..quantize import quantize_section
 from ..relearn import relearn_section
 from ..sweep import sweep_section
 from .configuration import configuration, environment
 from .metrics import metrics, tofu_tasks
-from .reading import DIAGNOSIS, ORTHOGONALITY, RELEARN, REPORTS, SAFEGUARDS, SENSITIVITY, SWEEP, ReportedRun
+from .reading import DIAGNOSIS, ORTHOGONALITY, QUANTIZE, RELEARN, REPORTS, SAFEGUARDS, SENSITIVITY, SWEEP, ReportedRun
 from .weights import weights
 
 UNKNOWN = "not recorded"
@@ -42,6 +43,7 @@ _BUILDERS: dict[str, Callable[[Any], Section]] = {
     SAFEGUARDS: safeguards_section,
     SENSITIVITY: sensitivity_section,
     RELEARN: relearn_section,
+    QUANTIZE: quantize_section,
     SWEEP: sweep_section,
 }
 #: Schema → how to get such a file.
@@ -51,12 +53,13 @@ _HINTS = {
     SAFEGUARDS: "No audit_safeguards.json: rosu audit safeguards RUN reads it off a run's log.",
     SENSITIVITY: "No audit_sensitivity.json: rosu audit sensitivity draws it from a sweep.",
     RELEARN: "No audit_relearn.json: rosu audit relearn RUN --out DIR attacks the model; give DIR beside RUN.",
+    QUANTIZE: "No audit_quantize.json: rosu audit quantize RUN --out DIR rounds a copy; give DIR beside RUN.",
     SWEEP: "No sweep: rosu sweep searches settings and leaves trials.json.",
 }
 _SECTIONS = {
     "diagnosis": ("Coupling diagnosis", (DIAGNOSIS,)),
     "audits": ("Audits", (ORTHOGONALITY, SAFEGUARDS, SENSITIVITY)),
-    "gone": ("Is it really gone?", (RELEARN,)),
+    "gone": ("Is it really gone?", (RELEARN, QUANTIZE)),
     "sweep": ("Sweep", (SWEEP,)),
 }
 

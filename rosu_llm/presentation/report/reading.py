@@ -22,7 +22,7 @@ from ..demo import REFERENCES, label_of
 DIAGNOSIS, SWEEP = "rosu/diagnosis/1", "rosu/sweep/1"
 ORTHOGONALITY, SAFEGUARDS = "rosu/audit-orthogonality/1", "rosu/audit-safeguards/1"
 SENSITIVITY = "rosu/audit-sensitivity/1"
-RELEARN = "rosu/audit-relearn/1"
+RELEARN, QUANTIZE = "rosu/audit-relearn/1", "rosu/audit-quantize/1"
 
 #: What other verbs leave in a run's folder, by schema.
 REPORTS = {
@@ -32,9 +32,10 @@ REPORTS = {
     SENSITIVITY: "audit_sensitivity.json",
     SWEEP: "trials.json",
     RELEARN: "audit_relearn.json",
+    QUANTIZE: "audit_quantize.json",
 }
 #: Of an unlearned model: never in its own folder, so that their folder is given beside it.
-OF_MODELS = (RELEARN,)
+OF_MODELS = (RELEARN, QUANTIZE)
 DEMO = "results.json"
 _MADE_BY_RUNS = ("rosu_run.json", "trainer_state.json", "README.md", "config.json", "adapter_config.json", ".hydra")
 _PRETRAINED = "model.model_args.pretrained_model_name_or_path"
