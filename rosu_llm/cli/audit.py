@@ -19,6 +19,7 @@ KINDS = {
     "sensitivity": "figures over ρ and over the retain batch size, from sweeps and ablations",
     "relearn": "does it come back after a little fine-tuning? Against the retain model",
     "quantize": "is it still gone at 8 and 4 bits?",
+    "extract": "can it be had by asking differently? Against the retain model",
 }
 
 

@@ -16,13 +16,25 @@ from ..blocks import Block, Figure, Missing, Report, Section, Table, Text, shown
 from ..coupling import coupling_section
 from ..curves import COSINE, FORGET_LOSS, RETAIN_LOSS, Quantity, curves_figure, read_curve
 from ..demo import answers as demo_answers
+from ..extract import extract_section
 from ..qualitative import Answer, Choice, choose, read_answers
 from ..quantize import quantize_section
 from ..relearn import relearn_section
 from ..sweep import sweep_section
 from .configuration import configuration, environment
 from .metrics import metrics, tofu_tasks
-from .reading import DIAGNOSIS, ORTHOGONALITY, QUANTIZE, RELEARN, REPORTS, SAFEGUARDS, SENSITIVITY, SWEEP, ReportedRun
+from .reading import (
+    DIAGNOSIS,
+    EXTRACT,
+    ORTHOGONALITY,
+    QUANTIZE,
+    RELEARN,
+    REPORTS,
+    SAFEGUARDS,
+    SENSITIVITY,
+    SWEEP,
+    ReportedRun,
+)
 from .weights import weights
 
 UNKNOWN = "not recorded"
@@ -44,6 +56,7 @@ _BUILDERS: dict[str, Callable[[Any], Section]] = {
     SENSITIVITY: sensitivity_section,
     RELEARN: relearn_section,
     QUANTIZE: quantize_section,
+    EXTRACT: extract_section,
     SWEEP: sweep_section,
 }
 #: Schema → how to get such a file.
@@ -54,12 +67,13 @@ _HINTS = {
     SENSITIVITY: "No audit_sensitivity.json: rosu audit sensitivity draws it from a sweep.",
     RELEARN: "No audit_relearn.json: rosu audit relearn RUN --out DIR attacks the model; give DIR beside RUN.",
     QUANTIZE: "No audit_quantize.json: rosu audit quantize RUN --out DIR rounds a copy; give DIR beside RUN.",
+    EXTRACT: "No audit_extract.json: rosu audit extract RUN --out DIR asks in many ways; give DIR beside RUN.",
     SWEEP: "No sweep: rosu sweep searches settings and leaves trials.json.",
 }
 _SECTIONS = {
     "diagnosis": ("Coupling diagnosis", (DIAGNOSIS,)),
     "audits": ("Audits", (ORTHOGONALITY, SAFEGUARDS, SENSITIVITY)),
-    "gone": ("Is it really gone?", (RELEARN, QUANTIZE)),
+    "gone": ("Is it really gone?", (RELEARN, QUANTIZE, EXTRACT)),
     "sweep": ("Sweep", (SWEEP,)),
 }
 

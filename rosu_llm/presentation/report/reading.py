@@ -23,6 +23,7 @@ DIAGNOSIS, SWEEP = "rosu/diagnosis/1", "rosu/sweep/1"
 ORTHOGONALITY, SAFEGUARDS = "rosu/audit-orthogonality/1", "rosu/audit-safeguards/1"
 SENSITIVITY = "rosu/audit-sensitivity/1"
 RELEARN, QUANTIZE = "rosu/audit-relearn/1", "rosu/audit-quantize/1"
+EXTRACT = "rosu/audit-extract/1"
 
 #: What other verbs leave in a run's folder, by schema.
 REPORTS = {
@@ -33,9 +34,10 @@ REPORTS = {
     SWEEP: "trials.json",
     RELEARN: "audit_relearn.json",
     QUANTIZE: "audit_quantize.json",
+    EXTRACT: "audit_extract.json",
 }
 #: Of an unlearned model: never in its own folder, so that their folder is given beside it.
-OF_MODELS = (RELEARN, QUANTIZE)
+OF_MODELS = (RELEARN, QUANTIZE, EXTRACT)
 DEMO = "results.json"
 _MADE_BY_RUNS = ("rosu_run.json", "trainer_state.json", "README.md", "config.json", "adapter_config.json", ".hydra")
 _PRETRAINED = "model.model_args.pretrained_model_name_or_path"
