@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .evaluation.tofu.results import Result
     from .evaluation.tofu.run import TofuRequest
     from .evaluation.wmdp.run import WmdpRequest
+    from .experiments.sequence.requests import ForgetRequest
+    from .experiments.sequence.run import SequenceDocument
     from .training.trainer import ROSUMixin
 
 # -- world and checkpoint ---------------------------------------------------------------------------------------------
@@ -138,6 +140,23 @@ def train_toy(values: Mapping[str, Any]) -> ROSUMixin:
         own = {name: toy[name] for name in ("base_model", "memory_file", "dtype", "attn_implementation")}
         small = replace(arguments, overwrite=True, **own)
         return train(Recipe(small, config), loaded)
+
+
+def sequence_toy(values: Mapping[str, Any], requests: Sequence[ForgetRequest]) -> SequenceDocument:
+    """The requests on a toy, whose people are divided among them; results go to ``smoke`` in ``output_dir``."""
+    from .experiments.sequence.run import FILE, run_sequence
+
+    out = Path(str(values.get("output_dir") or "outputs")) / "smoke"
+    (out / FILE).unlink(missing_ok=True)  # of an earlier toy
+    with TemporaryDirectory() as folder:
+        toy = toy_values({**values, "output_dir": str(out)}, Path(folder))
+        rows = [json.loads(line) for line in Path(toy["forget_data"]).read_text(encoding="utf-8").splitlines()]
+        own = []
+        for at, request in enumerate(requests):
+            path = Path(folder) / f"request-{at}.jsonl"
+            write_rows(path, rows[at :: len(requests)] or rows)
+            own.append(replace(request, forget_data=str(path)))
+        return run_sequence({**toy, "chat_format": None}, own)
 
 
 #: What a toy's diagnosis measures.

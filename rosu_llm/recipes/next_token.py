@@ -56,7 +56,7 @@ def load(recipe: Recipe) -> Loaded:
             len(forget) * arguments.retain_per_forget,
             len(retain or ()),
         )
-    model = _model(arguments)
+    model = load_model(arguments)
     for part in (forget, retain, holdout, budget):
         _check_fits(part, model, tokenizer, form, arguments)
     return Loaded(model, tokenizer, forget, retain, holdout, alternates, budget)
@@ -166,11 +166,12 @@ def _check_fits(samples: Any, model: Any, tokenizer: Any, form: ChatFormat | Non
         )
 
 
-def _model(arguments: RunArguments) -> Any:
+def load_model(arguments: RunArguments, name: str | None = None) -> Any:
+    """The model of the settings, or another one loaded likewise."""
     extra = {"attn_implementation": arguments.attn_implementation} if arguments.attn_implementation else {}
     try:
         return load_causal_model(
-            str(arguments.model_name_or_path),
+            str(name or arguments.model_name_or_path),
             **dtype_argument(getattr(torch, arguments.dtype)),
             trust_remote_code=arguments.trust_remote_code,
             **extra,

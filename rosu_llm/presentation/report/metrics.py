@@ -57,7 +57,8 @@ def metrics(
     unknown = [
         run.label
         for run in runs
-        if run.kind not in ("rosu sweep", "rosu audit") and not (run.tofu or run.demo or run.wmdp)
+        if run.kind not in ("rosu sweep", "rosu audit", "rosu train --requests")
+        and not (run.tofu or run.demo or run.wmdp)
     ]
     if unknown:
         how = "For TOFU: rosu eval tofu RUN; for WMDP: rosu eval wmdp RUN --out RUN/evals; then make the report again."

@@ -20,6 +20,7 @@ from ..extract import extract_section
 from ..qualitative import Answer, Choice, choose, read_answers
 from ..quantize import quantize_section
 from ..relearn import relearn_section
+from ..sequence import sequence_section
 from ..sweep import sweep_section
 from .configuration import configuration, environment
 from .metrics import metrics, tofu_tasks
@@ -30,6 +31,7 @@ from .reading import (
     QUANTIZE,
     RELEARN,
     REPORTS,
+    REQUESTS,
     SAFEGUARDS,
     SENSITIVITY,
     SWEEP,
@@ -57,6 +59,7 @@ _BUILDERS: dict[str, Callable[[Any], Section]] = {
     RELEARN: relearn_section,
     QUANTIZE: quantize_section,
     EXTRACT: extract_section,
+    REQUESTS: sequence_section,
     SWEEP: sweep_section,
 }
 #: Schema → how to get such a file.
@@ -68,12 +71,16 @@ _HINTS = {
     RELEARN: "No audit_relearn.json: rosu audit relearn RUN --out DIR attacks the model; give DIR beside RUN.",
     QUANTIZE: "No audit_quantize.json: rosu audit quantize RUN --out DIR rounds a copy; give DIR beside RUN.",
     EXTRACT: "No audit_extract.json: rosu audit extract RUN --out DIR asks in many ways; give DIR beside RUN.",
+    REQUESTS: "No requests.json: rosu train --requests FILE forgets a list of sets one after another.",
     SWEEP: "No sweep: rosu sweep searches settings and leaves trials.json.",
 }
+#: Kinds of folders that are no run themselves.
+_WITHOUT_LOG = ("rosu sweep", "rosu audit", "rosu train --requests")
 _SECTIONS = {
     "diagnosis": ("Coupling diagnosis", (DIAGNOSIS,)),
     "audits": ("Audits", (ORTHOGONALITY, SAFEGUARDS, SENSITIVITY)),
     "gone": ("Is it really gone?", (RELEARN, QUANTIZE, EXTRACT)),
+    "sequence": ("Sequence of requests", (REQUESTS,)),
     "sweep": ("Sweep", (SWEEP,)),
 }
 
@@ -185,7 +192,7 @@ def _read(result: Result, who: str, blocks: list[Block]) -> Mapping[str, Answer]
 
 def curves(runs: Sequence[ReportedRun]) -> Section:
     """One figure per quantity that anybody logged."""
-    trained = [run for run in runs if run.kind not in ("rosu sweep", "rosu audit")]
+    trained = [run for run in runs if run.kind not in _WITHOUT_LOG]
     blocks: list[Block] = [Missing(f"{run.label} has no log, so no curves.") for run in trained if not run.log]
     absent = []
     for quantity in QUANTITIES:

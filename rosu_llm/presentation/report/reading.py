@@ -24,6 +24,7 @@ ORTHOGONALITY, SAFEGUARDS = "rosu/audit-orthogonality/1", "rosu/audit-safeguards
 SENSITIVITY = "rosu/audit-sensitivity/1"
 RELEARN, QUANTIZE = "rosu/audit-relearn/1", "rosu/audit-quantize/1"
 EXTRACT = "rosu/audit-extract/1"
+REQUESTS = "rosu/requests/1"
 
 #: What other verbs leave in a run's folder, by schema.
 REPORTS = {
@@ -35,6 +36,7 @@ REPORTS = {
     RELEARN: "audit_relearn.json",
     QUANTIZE: "audit_quantize.json",
     EXTRACT: "audit_extract.json",
+    REQUESTS: "requests.json",
 }
 #: Of an unlearned model: never in its own folder, so that their folder is given beside it.
 OF_MODELS = (RELEARN, QUANTIZE, EXTRACT)
@@ -122,6 +124,8 @@ def _read_run(folder: Path, label: str) -> ReportedRun:
         reports = _reports(folder, problems)
         if any(schema in reports for schema in OF_MODELS):
             return ReportedRun(label, folder, "rosu audit", reports=reports, problems=problems)
+        if REQUESTS in reports:
+            return ReportedRun(label, folder, "rosu train --requests", reports=reports, problems=problems)
         problems.clear()
     try:
         job = read_hydra(folder)
