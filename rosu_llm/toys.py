@@ -20,6 +20,7 @@ from .representation.config import RepresentationConfig
 if TYPE_CHECKING:
     from .analysis.coupling.diagnosis import Diagnosis
     from .data.people import Item
+    from .evaluation.muse.run import MuseRequest
     from .evaluation.tofu.results import Result
     from .evaluation.tofu.run import TofuRequest
     from .evaluation.wmdp.run import WmdpRequest
@@ -240,6 +241,49 @@ def tofu_toys(request: TofuRequest) -> Iterator[TofuRequest]:
             retain=retain if request.retain else None,
             target=target if request.target else None,
             settings=replace(request.settings, data=scratch, chat_format=_CHAT_FORMAT, **TOY_EVALUATION),
+            loading=Loading(dtype="float32"),
+            out=(request.out or Path("outputs")) / "smoke",
+            overwrite=True,
+        )
+
+
+# -- MUSE -------------------------------------------------------------------------------------------------------------
+
+
+def write_muse(folder: Path, items: Mapping[str, list[Item]]) -> None:
+    """MUSE's files, with a few invented people in place of news and books."""
+    for which in ("forget", "retain"):
+        people = items[which]
+        asked = [{"question": item.question, "answer": item.answer} for item in people[2 : 2 + _QUESTIONS]]
+        write_rows(folder / "knowmem" / f"{which}_qa.jsonl", asked)
+        solved = [{"question": item.question, "answer": item.answer} for item in people[:2]]
+        write_rows(folder / "knowmem" / f"{which}_qa_icl.jsonl", solved)
+    passages = [{"prompt": item.question, "gt": item.answer} for item in items["forget"][:_QUESTIONS]]
+    write_rows(folder / "verbmem" / "forget.jsonl", passages)
+    for which in ("forget", "holdout"):
+        texts = [{"text": f"{item.question} {item.answer}"} for item in items[which][:_QUESTIONS]]
+        write_rows(folder / "privleak" / f"{which}.jsonl", texts)
+
+
+@contextmanager
+def muse_toys(request: MuseRequest) -> Iterator[MuseRequest]:
+    """The request for toy models and toy texts; results go to ``smoke`` in its ``out``, else in ``outputs``."""
+    from .evaluation.tofu.run import Loading
+
+    world = toy_world()
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model, retain, target = (
+            save_model(folder / name, world, seed) for seed, name in enumerate(("model", "retain", "target"))
+        )
+        write_muse(folder / "data", world.corpus.items)
+        small: dict[str, Any] = {"data": str(folder / "data"), "chat_format": _CHAT_FORMAT, "limit": None}
+        yield replace(
+            request,
+            model=model,
+            retain=retain if request.retain else None,
+            target=target if request.target else None,
+            settings=replace(request.settings, **small),
             loading=Loading(dtype="float32"),
             out=(request.out or Path("outputs")) / "smoke",
             overwrite=True,
