@@ -27,7 +27,7 @@ from tests.presentation.invented import write_example
 from tests.presentation.test_wmdp_table import result as wmdp_result
 
 SECTIONS = (
-    "summary metrics answers curves weights diagnosis audits gone sequence sweep configuration environment".split()
+    "summary metrics answers curves weights diagnosis audits muse gone sequence sweep configuration environment".split()
 )
 
 

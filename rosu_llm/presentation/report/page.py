@@ -17,6 +17,7 @@ from ..coupling import coupling_section
 from ..curves import COSINE, FORGET_LOSS, RETAIN_LOSS, Quantity, curves_figure, read_curve
 from ..demo import answers as demo_answers
 from ..extract import extract_section
+from ..muse import muse_section
 from ..qualitative import Answer, Choice, choose, read_answers
 from ..quantize import quantize_section
 from ..relearn import relearn_section
@@ -27,6 +28,7 @@ from .metrics import metrics, tofu_tasks
 from .reading import (
     DIAGNOSIS,
     EXTRACT,
+    MUSE,
     ORTHOGONALITY,
     QUANTIZE,
     RELEARN,
@@ -60,6 +62,7 @@ _BUILDERS: dict[str, Callable[[Any], Section]] = {
     QUANTIZE: quantize_section,
     EXTRACT: extract_section,
     REQUESTS: sequence_section,
+    MUSE: muse_section,
     SWEEP: sweep_section,
 }
 #: Schema → how to get such a file.
@@ -72,6 +75,7 @@ _HINTS = {
     QUANTIZE: "No audit_quantize.json: rosu audit quantize RUN --out DIR rounds a copy; give DIR beside RUN.",
     EXTRACT: "No audit_extract.json: rosu audit extract RUN --out DIR asks in many ways; give DIR beside RUN.",
     REQUESTS: "No requests.json: rosu train --requests FILE forgets a list of sets one after another.",
+    MUSE: "No MUSE results: rosu eval muse RUN measures verbatim and knowledge memorisation on News or Books.",
     SWEEP: "No sweep: rosu sweep searches settings and leaves trials.json.",
 }
 #: Kinds of folders that are no run themselves.
@@ -79,6 +83,7 @@ _WITHOUT_LOG = ("rosu sweep", "rosu audit", "rosu train --requests")
 _SECTIONS = {
     "diagnosis": ("Coupling diagnosis", (DIAGNOSIS,)),
     "audits": ("Audits", (ORTHOGONALITY, SAFEGUARDS, SENSITIVITY)),
+    "muse": ("MUSE", (MUSE,)),
     "gone": ("Is it really gone?", (RELEARN, QUANTIZE, EXTRACT)),
     "sequence": ("Sequence of requests", (REQUESTS,)),
     "sweep": ("Sweep", (SWEEP,)),

@@ -24,7 +24,7 @@ ORTHOGONALITY, SAFEGUARDS = "rosu/audit-orthogonality/1", "rosu/audit-safeguards
 SENSITIVITY = "rosu/audit-sensitivity/1"
 RELEARN, QUANTIZE = "rosu/audit-relearn/1", "rosu/audit-quantize/1"
 EXTRACT = "rosu/audit-extract/1"
-REQUESTS = "rosu/requests/1"
+REQUESTS, MUSE = "rosu/requests/1", "rosu/muse/1"
 
 #: What other verbs leave in a run's folder, by schema.
 REPORTS = {
@@ -37,6 +37,7 @@ REPORTS = {
     QUANTIZE: "audit_quantize.json",
     EXTRACT: "audit_extract.json",
     REQUESTS: "requests.json",
+    MUSE: "muse.json",
 }
 #: Of an unlearned model: never in its own folder, so that their folder is given beside it.
 OF_MODELS = (RELEARN, QUANTIZE, EXTRACT)
@@ -253,6 +254,7 @@ def _reports(folder: Path, problems: list[str]) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for schema, name in REPORTS.items():
         places = [folder, *list(folder.parents)[:3]] if schema == SWEEP else [folder]
+        places += sorted(folder.glob("evals_muse*")) if schema == MUSE else []
         path = next((place / name for place in places if (place / name).is_file()), folder / name)
         content = _read_object(path, problems)
         if content.get("schema") == schema:
