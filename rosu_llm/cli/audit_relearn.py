@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     if (code := launches(options, argv, "relearn")) is not None:
         return code
 
-    from ..analysis.relearn.attack import RelearnAttack
+    from ..analysis.relearn.attack import RelearnAttack, check_shares
     from ..analysis.relearn.audit import RelearnRequest, audit_relearn
     from ..analysis.relearn.presets import relearn_preset
     from ..presentation.relearn import relearn_section
@@ -27,8 +27,11 @@ def main(argv: Sequence[str]) -> int:
 
     given: dict[str, Any] = {name: value for name in _ATTACK if (value := getattr(options, name)) is not None}
     attack = RelearnAttack(on=options.on, **{**relearn_preset(options.preset), **given})
+    shares = tuple(dict.fromkeys(options.share))
+    check_shares(shares)
     with asked(options) as which, measured(options, which, METRICS) as measure:
         if options.smoke:
+            shares = tuple(dict.fromkeys(max(share, 0.5) for share in shares))  # a toy has four rows
             smaller: dict[str, Any] = {"steps": 2, "batch_size": 4, "micro_batch": 2}
             on = options.on if options.on in ("forget", "retain") else f"{which.data}:unrelated"
             attack = RelearnAttack(on=on, learning_rate=attack.learning_rate, lora_r=attack.lora_r and 2, **smaller)
@@ -39,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
             out=which.out,
             data=which.data if options.benchmark == "tofu" or options.smoke else None,
             forget_split=options.forget_split,
-            shares=tuple(options.share),
+            shares=shares,
             seeds=tuple(dict.fromkeys(options.seeds)),
             limit=None if options.smoke else options.limit,
             max_length=options.max_length,
