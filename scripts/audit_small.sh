@@ -29,11 +29,11 @@ scripts=$(cd "$(dirname "$0")" && pwd)
 PYTHON=${PYTHON:-python}
 METHODS=${METHODS:-rosu graddiff npo rosu_calibrated}
 EPOCHS=${EPOCHS:-10} RATE=${RATE:-1e-4} LEARN_EPOCHS=${LEARN_EPOCHS:-30} LEARN_RATE=${LEARN_RATE:-1e-3} SAMPLES=${SAMPLES:-16}
-measured=()
+measured=() ways=()
 new=60 tries="--share 0.25 1 --steps 32 --learning-rate 1e-4 --batch-size 8"
 if [ "$smoke" = 1 ]; then
   limit=2 seeds=0 METHODS=${METHODS%% *} EPOCHS=1 LEARN_EPOCHS=1 SAMPLES=2 new=3 tries="--share 1 --steps 1 --batch-size 2"
-  measured=(--metrics forget_Q_A_Prob)
+  measured=(--metrics forget_Q_A_Prob) ways=(--ways greedy prefix50 compliance sample)
 elif [ -z "$model" ]; then
   echo "audit_small.sh: --model FOLDER says which pretrained model learns the authors (or --smoke for a toy)." >&2
   exit 2
@@ -95,7 +95,7 @@ for seed in $seeds; do
     # shellcheck disable=SC2086  # settings are words
     run "relearn-$method-$seed" rosu audit relearn "${models[@]}" "${where[@]}" --seeds "$seed" $tries "${measured[@]}"
     run "quantize-$method-$seed" rosu audit quantize "${models[@]}" "${where[@]}" --precisions rtn8 rtn4 "${measured[@]}"
-    run "extract-$method-$seed" rosu audit extract "${models[@]}" "${where[@]}" --seeds "$seed" --samples "$SAMPLES"
+    run "extract-$method-$seed" rosu audit extract "${models[@]}" "${where[@]}" --seeds "$seed" --samples "$SAMPLES" "${ways[@]}"
   done
 done
 # shellcheck disable=SC2086  # names are words

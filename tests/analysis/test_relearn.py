@@ -192,7 +192,8 @@ def test_bad_input(audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixtu
     says("--share 0 is no share", "--share", "0")
     says("--share 0.01 of 4 rows is empty", "--share", "0.01")
     says("Unknown preset of an attack 'loraa'", "--preset", "loraa")
-    says("is the folder of MODEL", "--out", audited["masked"])
+    says("is in the folder of MODEL", "--out", audited["masked"])
+    says("is in the folder of --retain", "--retain", audited["retain"], "--out", f"{audited['retain']}/audits")
     says("on retain is a split of TOFU", "--benchmark", "wmdp", "--on", "retain")
     rounded = tmp_path / "rounded"
     rounded.mkdir()

@@ -59,9 +59,13 @@ def check_place(out: Path, models: AuditedModels) -> None:
     """Raise where results would be written into the folder of a model that is audited."""
     for role, model in models.by_role.items():
         for each in (model, model.base):
-            if each is not None and each.local and out.resolve() == Path(each.source).expanduser().resolve():
+            if each is None or not each.local:
+                continue
+            folder = Path(each.source).expanduser().resolve()
+            if out.resolve() == folder or folder in out.resolve().parents:
                 raise ConfigError(
-                    f"--out {out} is the folder of {FLAGS[role]}, which an audit does not write to: give another one."
+                    f"--out {out} is in the folder of {FLAGS[role]}, which an audit does not write to: give another "
+                    "one, e.g. --out audits."
                 )
 
 
