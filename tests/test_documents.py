@@ -276,6 +276,7 @@ def test_the_small_tofu_script_runs_with_a_toy_model(shared_data: Path, tmp_path
     assert {"learn-target.done", "unlearn-rosu.done", "eval-rosu.done"} <= done  # by which a second call knows
 
 
+@pytest.mark.slow
 def test_the_small_audit_script_runs_with_a_toy_model(shared_data: Path, tmp_path: Path) -> None:
     """Learn, unlearn, all three audits, and the table that audit_small.py makes of them."""
     flags = ["--smoke", "--out", str(tmp_path / "out"), "--data", str(shared_data / "tofu")]
