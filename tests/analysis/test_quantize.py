@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +200,6 @@ def test_bad_input(
     assert main([*call, "--precisions", *LIBRARY]) == 2
     error = capsys.readouterr().err
     assert "--precisions int8 nf4 fp4 needs bitsandbytes" in error and "rtn4" in error
-    assert "bitsandbytes" in sys.modules or not rounding.has_library()
     model = AutoModelForCausalLM.from_pretrained(audited["retain"])
     other = AutoModelForCausalLM.from_pretrained(audited["retain"])
     assert compare_buckets(model, other, "rtn4") == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,34 @@ def test_a_stopped_sequence_goes_on_and_may_grow(toy: dict[str, Any], tmp_path: 
         sequence.run_sequence(values, longer[1:])
     with pytest.raises(ConfigError, match=r"settings.learning_rate was 0.01, now 0.5"):
         sequence.run_sequence({**values, "learning_rate": 0.5}, longer)
+
+
+@pytest.mark.parametrize("newest", [2, 3])
+def test_an_unfinished_request_goes_on_from_its_checkpoint(
+    toy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest: int
+) -> None:
+    """Killed before its model was saved, with steps left or without: the same weights as without the kill."""
+    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 3}
+    requests = read_requests(listed(tmp_path, toy, "- {folder}/a.jsonl\n"))
+    sequence.run_sequence(settings(toy, tmp_path / "whole", **saving), requests)
+    with monkeypatch.context() as patch:
+        patch.setattr("rosu_llm.recipes.run.save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sequence.run_sequence(settings(toy, tmp_path / "killed", **saving), requests)
+    checkpoints = {path.name: path for path in (tmp_path / "killed" / "01-a").glob("checkpoint-*")}
+    assert checkpoints.keys() == {"checkpoint-2", "checkpoint-3"}
+    if newest == 2:
+        shutil.rmtree(checkpoints["checkpoint-3"])
+    began: list[Any] = []
+
+    def watched(recipe: Any) -> Any:
+        began.append(recipe.config.resume_from_checkpoint)
+        return run(recipe)
+
+    sequence.run_sequence(settings(toy, tmp_path / "killed", **saving), requests, watched)
+    assert [bool(each) for each in began] == [newest == 2]
+    ours, theirs = (load_file(tmp_path / name / "01-a" / "model.safetensors") for name in ("killed", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_the_shipped_list_and_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

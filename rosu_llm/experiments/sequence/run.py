@@ -79,7 +79,7 @@ def run_sequence(
         folder = out / request.folder(number)
         if not from_first(lambda place=folder: _finished(place)):  # type: ignore[misc]
             logger.info("Request %d of %d: %s", number, len(requests), request.forget_data)
-            resumes = from_first(lambda place=folder: last_complete(place) is not None)  # type: ignore[misc]
+            resumes = from_first(lambda place=folder: _resumable(place))  # type: ignore[misc]
             again = {"resume_from_checkpoint": "true"} if resumes else {"overwrite": True}
             trainer = train(_recipe({**values, **again}, request, model, folder))
             del trainer
@@ -118,6 +118,15 @@ def _check(recipe: Recipe, number: int) -> None:
 
 def _finished(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and bool(read_json(folder / MANIFEST).get("finished"))
+
+
+def _resumable(folder: Path) -> bool:
+    """Whether a checkpoint with steps left is there: one of the last step would be trained past it."""
+    checkpoint = last_complete(folder)
+    if checkpoint is None:
+        return False
+    state = read_json(checkpoint / "trainer_state.json")
+    return int(state["global_step"]) < int(state["max_steps"])
 
 
 def _source(source: Any) -> Any:
