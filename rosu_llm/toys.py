@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .compat import accelerator_kind
 from .experiments.demo.world import SMOKE, World, build_world, small_llama
@@ -20,9 +20,12 @@ from .representation.config import RepresentationConfig
 if TYPE_CHECKING:
     from .analysis.coupling.diagnosis import Diagnosis
     from .data.people import Item
+    from .evaluation.muse.run import MuseRequest
     from .evaluation.tofu.results import Result
     from .evaluation.tofu.run import TofuRequest
     from .evaluation.wmdp.run import WmdpRequest
+    from .experiments.sequence.requests import ForgetRequest
+    from .experiments.sequence.run import SequenceDocument
     from .training.trainer import ROSUMixin
 
 # -- world and checkpoint ---------------------------------------------------------------------------------------------
@@ -154,6 +157,23 @@ def train_toy(values: Mapping[str, Any]) -> ROSUMixin:
         return train(Recipe(small, config), loaded)
 
 
+def sequence_toy(values: Mapping[str, Any], requests: Sequence[ForgetRequest]) -> SequenceDocument:
+    """The requests on a toy, whose people are divided among them; results go to ``smoke`` in ``output_dir``."""
+    from .experiments.sequence.run import FILE, run_sequence
+
+    out = Path(str(values.get("output_dir") or "outputs")) / "smoke"
+    (out / FILE).unlink(missing_ok=True)  # of an earlier toy
+    with TemporaryDirectory() as folder:
+        toy = toy_values({**values, "output_dir": str(out)}, Path(folder))
+        rows = [json.loads(line) for line in Path(toy["forget_data"]).read_text(encoding="utf-8").splitlines()]
+        own = []
+        for at, request in enumerate(requests):
+            path = Path(folder) / f"request-{at}.jsonl"
+            write_rows(path, rows[at :: len(requests)] or rows)
+            own.append(replace(request, forget_data=str(path)))
+        return run_sequence({**toy, "chat_format": None}, own)
+
+
 #: What a toy's diagnosis measures.
 _TOY_PLAN = {"pairs": 2, "forget_batch_size": 2, "retain_batch_size": 2, "points": 0}
 
@@ -249,7 +269,93 @@ def tofu_toys(request: TofuRequest) -> Iterator[TofuRequest]:
         )
 
 
+# -- MUSE -------------------------------------------------------------------------------------------------------------
+
+
+def write_muse(folder: Path, items: Mapping[str, list[Item]]) -> None:
+    """MUSE's files, with a few invented people in place of news and books."""
+    for which in ("forget", "retain"):
+        people = items[which]
+        asked = [{"question": item.question, "answer": item.answer} for item in people[2 : 2 + _QUESTIONS]]
+        write_rows(folder / "knowmem" / f"{which}_qa.jsonl", asked)
+        solved = [{"question": item.question, "answer": item.answer} for item in people[:2]]
+        write_rows(folder / "knowmem" / f"{which}_qa_icl.jsonl", solved)
+    passages = [{"prompt": item.question, "gt": item.answer} for item in items["forget"][:_QUESTIONS]]
+    write_rows(folder / "verbmem" / "forget.jsonl", passages)
+    for which in ("forget", "holdout"):
+        texts = [{"text": f"{item.question} {item.answer}"} for item in items[which][:_QUESTIONS]]
+        write_rows(folder / "privleak" / f"{which}.jsonl", texts)
+
+
+@contextmanager
+def muse_toys(request: MuseRequest) -> Iterator[MuseRequest]:
+    """The request for toy models and toy texts; results go to ``smoke`` in its ``out``, else in ``outputs``."""
+    from .evaluation.tofu.run import Loading
+
+    world = toy_world()
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model, retain, target = (
+            save_model(folder / name, world, seed) for seed, name in enumerate(("model", "retain", "target"))
+        )
+        write_muse(folder / "data", world.corpus.items)
+        small: dict[str, Any] = {"data": str(folder / "data"), "chat_format": _CHAT_FORMAT, "limit": None}
+        yield replace(
+            request,
+            model=model,
+            retain=retain if request.retain else None,
+            target=target if request.target else None,
+            settings=replace(request.settings, **small),
+            loading=Loading(dtype="float32"),
+            out=(request.out or Path("outputs")) / "smoke",
+            overwrite=True,
+        )
+
+
+# -- audits of an unlearned model -------------------------------------------------------------------------------------
+
+
+class AuditToys(NamedTuple):
+    """Folders of three toy models, and of toy data."""
+
+    model: str
+    retain: str
+    target: str
+    data: str
+    chat_format: str
+
+
+@contextmanager
+def audit_toys(forget_split: str) -> Iterator[AuditToys]:
+    """Toy models, TOFU's files, WMDP's questions and a text that has to do with none of them, for a while."""
+    from .data.tofu import split_names
+
+    world = toy_world()
+    items = world.corpus.items
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model, retain, target = (
+            save_model(folder / name, world, seed) for seed, name in enumerate(("model", "retain", "target"))
+        )
+        write_toy_data(folder, forget_split, items)
+        kept = [{"question": item.question, "answer": item.answer} for item in items["retain"]]
+        write_rows(folder / f"{split_names(forget_split).retain}.jsonl", kept)
+        write_rows(folder / "unrelated.jsonl", ({"text": item.answer} for item in items["holdout"]))
+        write_questions(folder)
+        yield AuditToys(model, retain, target, scratch, _CHAT_FORMAT)
+
+
 # -- WMDP -------------------------------------------------------------------------------------------------------------
+
+
+def write_questions(folder: Path) -> None:
+    """A few questions in the files of each task."""
+    choices = ["one", "two", "three", "four"]
+    questions = [
+        {"question": f"Which is the number {'ABCD'[at % 4]}?", "choices": choices, "answer": at % 4} for at in range(6)
+    ]
+    for name in ("wmdp_bio", "wmdp_cyber", "mmlu/anatomy.test", "mmlu/astronomy.test"):
+        write_rows(folder / f"{name}.jsonl", questions)
 
 
 @contextmanager
@@ -257,15 +363,11 @@ def wmdp_toys(request: WmdpRequest) -> Iterator[WmdpRequest]:
     """The request for two toy models; the document goes to ``smoke`` in its ``out``."""
     from .evaluation.wmdp.evaluate import TASKS
 
-    world, choices = toy_world(), ["one", "two", "three", "four"]
-    questions = [
-        {"question": f"Which is the number {'ABCD'[at % 4]}?", "choices": choices, "answer": at % 4} for at in range(6)
-    ]
+    world = toy_world()
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model, base = (save_model(folder / name, world, seed) for seed, name in enumerate(("model", "base")))
-        for name in ("wmdp_bio", "wmdp_cyber", "mmlu/anatomy.test", "mmlu/astronomy.test"):
-            write_rows(folder / f"{name}.jsonl", questions)
+        write_questions(folder)
         out = request.out / "smoke"
         (out / "wmdp_toy.json").unlink(missing_ok=True)  # of an earlier toy
         yield replace(

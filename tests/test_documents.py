@@ -277,6 +277,17 @@ def test_the_small_tofu_script_runs_with_a_toy_model(shared_data: Path, tmp_path
     assert {"learn-target.done", "unlearn-rosu.done", "eval-rosu.done"} <= done  # by which a second call knows
 
 
+@pytest.mark.slow
+def test_the_small_audit_script_runs_with_a_toy_model(shared_data: Path, tmp_path: Path) -> None:
+    """Learn, unlearn, all three audits, and the table that audit_small.py makes of them."""
+    flags = ["--smoke", "--out", str(tmp_path / "out"), "--data", str(shared_data / "tofu")]
+    printed = run_script("audit_small.sh", tmp_path, *flags)
+    assert [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("| ")] == ["method", "rosu"]
+    assert len(list((tmp_path / "out" / "audits" / "rosu-0").glob("audit_*.json"))) == 3
+    again = run_script("audit_small.sh", tmp_path, *flags)
+    assert again.splitlines() == printed.splitlines()[-3:]  # nothing is repeated
+
+
 @pytest.mark.parametrize("task", ["people", "instruct"])
 def test_the_comparison_runs_at_smoke_size(task: str, shared_data: Path, tmp_path: Path) -> None:
     """Make models where the task needs them, search, select, run on fresh seeds, write the tables."""

@@ -1,9 +1,10 @@
-"""``rosu audit orthogonality|safeguards|sensitivity …``."""
+"""``rosu audit KIND …``: of what the method assumes, and of what an unlearned model still knows."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ KINDS = {
     "orthogonality": "does a direction that is neutral for a retain mini-batch stay neutral for the whole retain set?",
     "safeguards": "did τ and ε_q ever act in these runs? (from their logs)",
     "sensitivity": "figures over ρ and over the retain batch size, from sweeps and ablations",
+    "relearn": "does it come back after a little fine-tuning? Against the retain model",
+    "quantize": "is it still gone at 8 and 4 bits?",
+    "extract": "can it be had by asking differently? Against the retain model",
 }
 
 
@@ -23,14 +27,17 @@ def main(argv: Sequence[str]) -> int:
     """Dispatch to the kind of audit."""
     parser = argparse.ArgumentParser(
         prog="rosu audit",
-        description="Check what the method assumes, before and after training.",
+        description="Check what the method assumes, and whether what a model unlearned is really gone.",
         epilog="\n".join(["kinds:", *(f"  {kind:<15}{text}" for kind, text in KINDS.items())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", choices=list(KINDS), metavar="kind", help="'rosu audit KIND -h' explains it")
     kind = parser.parse_args(argv[:1] or ["-h"]).kind
     verbs = {"orthogonality": _orthogonality, "safeguards": _safeguards, "sensitivity": _sensitivity}
-    return verbs[kind](argv[1:])
+    if kind in verbs:
+        return verbs[kind](argv[1:])
+    result: int = import_module(f"{__package__}.audit_{kind}").main(argv[1:])
+    return result
 
 
 def _orthogonality(argv: Sequence[str]) -> int:

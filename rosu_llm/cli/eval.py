@@ -9,6 +9,7 @@ from importlib import import_module
 BENCHMARKS = {
     "tofu": "TOFU's memorisation, privacy and utility metrics, numbers equal to OpenUnlearning's",
     "wmdp": "WMDP-Bio, WMDP-Cyber and MMLU through lm-eval, and ΔScore against the base model",
+    "muse": "MUSE's verbatim and knowledge memorisation and privacy leakage, numbers equal to OpenUnlearning's",
 }
 
 

@@ -33,6 +33,11 @@ def main(argv: Sequence[str]) -> int:
         help="print memory per device and passes per step on 1 to 8 devices in every layout, load nothing, and stop",
     )
     parser.add_argument(
+        "--requests",
+        metavar="FILE",
+        help="forget a list of sets one after another, each from the model before, and measure all of them after each",
+    )
+    parser.add_argument(
         "--list-settings", action="store_true", help="print the method's and the run's settings and stop"
     )
     options, rest = parser.parse_known_args(argv)
@@ -47,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
     values = read_settings(options.config, rest)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("rosu_llm").setLevel(logging.INFO)
-    if options.smoke:
+    if options.requests:
+        _print_sequence(values, options.requests, smoke=options.smoke)
+    elif options.smoke:
         from ..toys import train_toy
 
         train_toy(values)
@@ -58,6 +65,28 @@ def main(argv: Sequence[str]) -> int:
         run(build(values))
     shutdown()
     return 0
+
+
+def _print_sequence(values: Mapping[str, Any], path: str, *, smoke: bool) -> None:
+    """Run the requests of a file and print what they left; with ``smoke`` of a toy."""
+    import os
+
+    from rich.console import Console
+
+    from ..experiments.sequence.requests import read_requests
+    from ..experiments.sequence.run import run_sequence
+    from ..presentation.sequence import sequence_section
+    from ..presentation.writers import print_section
+
+    requests = read_requests(path)
+    if smoke:
+        from ..toys import sequence_toy
+
+        document = sequence_toy(values, requests)
+    else:
+        document = run_sequence(values, requests)
+    if os.environ.get("RANK", "0") == "0":
+        print_section(sequence_section(document), Console())
 
 
 def _print_estimate(values: Mapping[str, Any], *, smoke: bool) -> None:

@@ -181,12 +181,12 @@ def _check_fits(samples: Any, model: Any, tokenizer: Any, form: ChatFormat | Non
         )
 
 
-def load_model(arguments: RunArguments) -> Any:
-    """The model that the settings name, in the type they name."""
+def load_model(arguments: RunArguments, name: str | None = None) -> Any:
+    """The model of the settings, or another one loaded likewise."""
     extra = {"attn_implementation": arguments.attn_implementation} if arguments.attn_implementation else {}
     try:
         return load_causal_model(
-            str(arguments.model_name_or_path),
+            str(name or arguments.model_name_or_path),
             **dtype_argument(getattr(torch, arguments.dtype)),
             trust_remote_code=arguments.trust_remote_code,
             **extra,

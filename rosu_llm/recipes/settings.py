@@ -26,7 +26,7 @@ from ..training.presets import PRESETS
 from ..training.values import coerce
 
 #: Options of ``rosu train`` itself, written with hyphens and on the command line only.
-COMMAND_OPTIONS = ("config", "accelerate_config", "num_processes", "smoke", "estimate", "list_settings")
+COMMAND_OPTIONS = ("config", "accelerate_config", "num_processes", "smoke", "estimate", "requests", "list_settings")
 
 
 @dataclass

@@ -26,7 +26,9 @@ from tests.evaluation.saves import FIGURES, INITIAL, RETAIN, make_run, write_eva
 from tests.presentation.invented import write_example
 from tests.presentation.test_wmdp_table import result as wmdp_result
 
-SECTIONS = "summary metrics answers curves weights diagnosis audits sweep configuration environment".split()
+SECTIONS = (
+    "summary metrics answers curves weights diagnosis audits muse gone sequence sweep configuration environment".split()
+)
 
 
 def section(report: Report, key: str) -> Section:

@@ -60,22 +60,33 @@ class TofuStore:
         metrics: those that belong into the summary.
         sidecar: names and versions, for the record, and the conditions, which earlier results must share.
         overwrite: drop what is there.
+        files: names of the results and their means; another benchmark has its own.
     """
 
-    def __init__(self, folder: Path, metrics: Sequence[str], sidecar: TofuSidecar, *, overwrite: bool = False) -> None:
-        self.folder, self.metrics = folder, set(metrics)
+    def __init__(
+        self,
+        folder: Path,
+        metrics: Sequence[str],
+        sidecar: TofuSidecar,
+        *,
+        overwrite: bool = False,
+        files: tuple[str, str] = FILES,
+    ) -> None:
+        self.folder, self.metrics, self.files = folder, set(metrics), files
         self.entries: dict[str, Entry] = {}
         self.sidecar: TofuSidecar = {"schema": SCHEMA, **sidecar, "seconds": {}}
         self._replaces = overwrite  # whether the folder may hold results of something else
         check_writable(folder, f"The folder for results, {str(folder)!r} (--out; of a reference model its own),")
-        if (folder / FILES[0]).is_file() and not overwrite:
+        if (folder / files[0]).is_file() and not overwrite:
             self._resume()
 
     def _resume(self) -> None:
         """Take over the results of an earlier run, unless they are of something else."""
         path, remedy = self.folder / SIDECAR, "Pass --overwrite, or another --out."
         if not path.is_file():
-            raise ConfigError(f"{self.folder / FILES[0]} was not written by rosu (there is no {SIDECAR}). {remedy}")
+            raise ConfigError(
+                f"{self.folder / self.files[0]} was not written by rosu (there is no {SIDECAR}). {remedy}"
+            )
         earlier = cast(TofuSidecar, read_json(path))
         then, now = earlier.get("conditions", {}), self.sidecar["conditions"]
         files, then_files = now["data"], then.get("data", {})
@@ -85,9 +96,9 @@ class TofuStore:
             raise ConfigError(f"{self.folder} holds results of another evaluation: {'; '.join(changed)}. {remedy}")
         now["data"] = {**then_files, **files}
         self.sidecar = {**earlier, **self.sidecar, "seconds": earlier.get("seconds", {})}
-        self.entries = read_json(self.folder / FILES[0])
-        if (self.folder / FILES[1]).is_file():
-            self.metrics |= read_json(self.folder / FILES[1]).keys()
+        self.entries = read_json(self.folder / self.files[0])
+        if (self.folder / self.files[1]).is_file():
+            self.metrics |= read_json(self.folder / self.files[1]).keys()
 
     def put(self, entries: Mapping[str, Entry], part: str, seconds: float) -> None:
         """Add the metrics of a finished pass and write everything."""
@@ -101,10 +112,10 @@ class TofuStore:
         summary = {name: value for name, value in values.items() if value is not None}
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._replaces:  # else old results would pass for this model's once the new sidecar is written
-            for name in FILES:
+            for name in self.files:
                 (self.folder / name).unlink(missing_ok=True)
             self._replaces = False
         write_json(self.folder / SIDECAR, self.sidecar)  # first: results without it belong to no model
-        write_json(self.folder / FILES[0], dict(sorted(self.entries.items())))
-        write_json(self.folder / FILES[1], summary)
+        write_json(self.folder / self.files[0], dict(sorted(self.entries.items())))
+        write_json(self.folder / self.files[1], summary)
         return summary

@@ -39,9 +39,12 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def generate(
-    model: Any, tokenizer: Any, batch: Sequence[Encoded], pad: int, max_new_tokens: int
+    model: Any, tokenizer: Any, batch: Sequence[Encoded], pad: int, max_new_tokens: int, *, stop: Sequence[str] = ()
 ) -> list[dict[str, str]]:
-    """Greedy answers of one batch, padded on the left: ``input``, ``ground_truth`` and ``generation`` of each."""
+    """Greedy answers of one batch, padded on the left: ``input``, ``ground_truth`` and ``generation`` of each.
+
+    An answer ends before the first of the texts ``stop``.
+    """
     device = next(model.parameters()).device
     longest = max(len(sample.prompt_ids) for sample in batch)
     rows = [[*[pad] * (longest - len(sample.prompt_ids)), *sample.prompt_ids] for sample in batch]
@@ -53,8 +56,9 @@ def generate(
     for sample, new in zip(batch, generations, strict=True):
         asked, whole = text_of(tokenizer, sample.prompt_ids), text_of(tokenizer, sample.input_ids)
         generated = text_of(tokenizer, new)
-        if end:
-            generated = generated.split(end)[0]
+        for text in (end, *stop):
+            if text:
+                generated = generated.split(text)[0]
         truth = whole.replace(asked, "").strip()
         answered.append({"input": asked, "ground_truth": truth, "generation": generated.strip()})
     return answered

@@ -16,7 +16,7 @@ import hashlib
 import importlib.util
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -92,13 +92,35 @@ def evaluate(model: Model, settings: WmdpSettings, include: Path | None, *, buil
 
     Task definitions come from the folder ``include``, and with ``builtin`` from lm-eval for names not defined there.
     """
+    return _evaluate(lambda: _load(model, settings), settings, include, builtin)
+
+
+def evaluate_loaded(
+    model: Any, tokenizer: Any, settings: WmdpSettings, include: Path | None, *, builtin: bool
+) -> WmdpEvaluation:
+    """The same for a model in memory, on one process."""
+    from lm_eval.models.huggingface import HFLM
+
+    def wrap() -> Any:
+        lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=settings.batch_size)
+        lm._rank, lm._world_size = 0, 1
+        return lm
+
+    found = _evaluate(wrap, settings, include, builtin)
+    assert found is not None  # the only process is the first
+    return found
+
+
+def _evaluate(
+    load: Callable[[], Any], settings: WmdpSettings, include: Path | None, builtin: bool
+) -> WmdpEvaluation | None:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     logging.getLogger("lm_eval.evaluator").setLevel(logging.ERROR)  # it warns per subject about 0-shot
     manager = TaskManager(include_path=str(include) if include else None, include_defaults=builtin)
-    lm = _load(model, settings)
+    lm = load()
     try:
         raw = simple_evaluate(
             model=lm,

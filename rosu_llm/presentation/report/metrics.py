@@ -59,7 +59,12 @@ def metrics(
         blocks.append(replace(figure, key=f"frontier_demo_{at}" if at else "frontier_demo") if figure else lacking)
     if any(run.wmdp is not None for run in runs):
         blocks += _wmdp(runs, main)
-    unknown = [run.label for run in runs if run.kind != "rosu sweep" and not (run.tofu or run.demo or run.wmdp)]
+    unknown = [
+        run.label
+        for run in runs
+        if run.kind not in ("rosu sweep", "rosu audit", "rosu train --requests")
+        and not (run.tofu or run.demo or run.wmdp)
+    ]
     if unknown:
         how = "For TOFU: rosu eval tofu RUN; for WMDP: rosu eval wmdp RUN --out RUN/evals; then make the report again."
         blocks.append(Missing(f"No evaluation of {', '.join(unknown)} was found. {how}"))

@@ -16,11 +16,29 @@ from ..blocks import Block, Figure, Missing, Report, Section, Table, Text, shown
 from ..coupling import coupling_section
 from ..curves import COSINE, FORGET_LOSS, RETAIN_LOSS, Quantity, curves_figure, read_curve
 from ..demo import answers as demo_answers
+from ..extract import extract_section
+from ..muse import muse_section
 from ..qualitative import Answer, Choice, choose, read_answers
+from ..quantize import quantize_section
+from ..relearn import relearn_section
+from ..sequence import sequence_section
 from ..sweep import sweep_section
 from .configuration import configuration, environment
 from .metrics import metrics, tofu_tasks
-from .reading import DIAGNOSIS, ORTHOGONALITY, REPORTS, SAFEGUARDS, SENSITIVITY, SWEEP, ReportedRun
+from .reading import (
+    DIAGNOSIS,
+    EXTRACT,
+    MUSE,
+    ORTHOGONALITY,
+    QUANTIZE,
+    RELEARN,
+    REPORTS,
+    REQUESTS,
+    SAFEGUARDS,
+    SENSITIVITY,
+    SWEEP,
+    ReportedRun,
+)
 from .weights import weights
 
 UNKNOWN = "not recorded"
@@ -40,6 +58,11 @@ _BUILDERS: dict[str, Callable[[Any], Section]] = {
     ORTHOGONALITY: partial(orthogonality_section, brief=True),
     SAFEGUARDS: safeguards_section,
     SENSITIVITY: sensitivity_section,
+    RELEARN: relearn_section,
+    QUANTIZE: quantize_section,
+    EXTRACT: extract_section,
+    REQUESTS: sequence_section,
+    MUSE: muse_section,
     SWEEP: sweep_section,
 }
 #: Schema → how to get such a file.
@@ -48,11 +71,21 @@ _HINTS = {
     ORTHOGONALITY: "No audit_orthogonality.json: rosu audit orthogonality measures it.",
     SAFEGUARDS: "No audit_safeguards.json: rosu audit safeguards RUN reads it off a run's log.",
     SENSITIVITY: "No audit_sensitivity.json: rosu audit sensitivity draws it from a sweep.",
+    RELEARN: "No audit_relearn.json: rosu audit relearn RUN --out DIR attacks the model; give DIR beside RUN.",
+    QUANTIZE: "No audit_quantize.json: rosu audit quantize RUN --out DIR rounds a copy; give DIR beside RUN.",
+    EXTRACT: "No audit_extract.json: rosu audit extract RUN --out DIR asks in many ways; give DIR beside RUN.",
+    REQUESTS: "No requests.json: rosu train --requests FILE forgets a list of sets one after another.",
+    MUSE: "No MUSE results: rosu eval muse RUN measures verbatim and knowledge memorisation on News or Books.",
     SWEEP: "No sweep: rosu sweep searches settings and leaves trials.json.",
 }
+#: Kinds of folders that are no run themselves.
+_WITHOUT_LOG = ("rosu sweep", "rosu audit", "rosu train --requests")
 _SECTIONS = {
     "diagnosis": ("Coupling diagnosis", (DIAGNOSIS,)),
     "audits": ("Audits", (ORTHOGONALITY, SAFEGUARDS, SENSITIVITY)),
+    "muse": ("MUSE", (MUSE,)),
+    "gone": ("Is it really gone?", (RELEARN, QUANTIZE, EXTRACT)),
+    "sequence": ("Sequence of requests", (REQUESTS,)),
     "sweep": ("Sweep", (SWEEP,)),
 }
 
@@ -164,7 +197,7 @@ def _read(result: Result, who: str, blocks: list[Block]) -> Mapping[str, Answer]
 
 def curves(runs: Sequence[ReportedRun]) -> Section:
     """One figure per quantity that anybody logged."""
-    trained = [run for run in runs if run.kind != "rosu sweep"]
+    trained = [run for run in runs if run.kind not in _WITHOUT_LOG]
     blocks: list[Block] = [Missing(f"{run.label} has no log, so no curves.") for run in trained if not run.log]
     absent = []
     for quantity in QUANTITIES:

@@ -22,6 +22,9 @@ from ..demo import REFERENCES, label_of
 DIAGNOSIS, SWEEP = "rosu/diagnosis/1", "rosu/sweep/1"
 ORTHOGONALITY, SAFEGUARDS = "rosu/audit-orthogonality/1", "rosu/audit-safeguards/1"
 SENSITIVITY = "rosu/audit-sensitivity/1"
+RELEARN, QUANTIZE = "rosu/audit-relearn/1", "rosu/audit-quantize/1"
+EXTRACT = "rosu/audit-extract/1"
+REQUESTS, MUSE = "rosu/requests/1", "rosu/muse/1"
 
 #: What other verbs leave in a run's folder, by schema.
 REPORTS = {
@@ -30,7 +33,14 @@ REPORTS = {
     SAFEGUARDS: "audit_safeguards.json",
     SENSITIVITY: "audit_sensitivity.json",
     SWEEP: "trials.json",
+    RELEARN: "audit_relearn.json",
+    QUANTIZE: "audit_quantize.json",
+    EXTRACT: "audit_extract.json",
+    REQUESTS: "requests.json",
+    MUSE: "muse.json",
 }
+#: Of an unlearned model: never in its own folder, so that their folder is given beside it.
+OF_MODELS = (RELEARN, QUANTIZE, EXTRACT)
 DEMO = "results.json"
 _MADE_BY_RUNS = ("rosu_run.json", "trainer_state.json", "README.md", "config.json", "adapter_config.json", ".hydra")
 _PRETRAINED = "model.model_args.pretrained_model_name_or_path"
@@ -111,6 +121,13 @@ def _read_run(folder: Path, label: str) -> ReportedRun:
         content = reports.get(SWEEP, {})
         settings, versions = content.get("recipe") or {}, content.get("versions") or {}
         return ReportedRun(label, folder, "rosu sweep", settings, versions, reports=reports, problems=problems)
+    if not any((folder / name).exists() for name in _MADE_BY_RUNS):
+        reports = _reports(folder, problems)
+        if any(schema in reports for schema in OF_MODELS):
+            return ReportedRun(label, folder, "rosu audit", reports=reports, problems=problems)
+        if REQUESTS in reports:
+            return ReportedRun(label, folder, "rosu train --requests", reports=reports, problems=problems)
+        problems.clear()
     try:
         job = read_hydra(folder)
     except DataError as error:
@@ -237,6 +254,7 @@ def _reports(folder: Path, problems: list[str]) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for schema, name in REPORTS.items():
         places = [folder, *list(folder.parents)[:3]] if schema == SWEEP else [folder]
+        places += sorted(folder.glob("evals_muse*")) if schema == MUSE else []
         path = next((place / name for place in places if (place / name).is_file()), folder / name)
         content = _read_object(path, problems)
         if content.get("schema") == schema:

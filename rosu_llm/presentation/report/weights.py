@@ -43,7 +43,7 @@ def weights(runs: Sequence[ReportedRun], base: Path | None) -> Section:
     if any(run.kind == "rosu demo" for run in runs):
         blocks.append(Missing("rosu demo keeps no weights."))
     for at, run in enumerate(runs):
-        if run.kind in ("rosu demo", "rosu sweep"):
+        if run.kind in ("rosu demo", "rosu sweep", "rosu audit", "rosu train --requests"):
             continue
         start = base or find_base(run.base)
         if not any(run.folder.glob("*.safetensors")):

@@ -1,0 +1,54 @@
+"""The cells of an audit, one small file each: a killed audit goes on with the first cell that is missing.
+
+A cell is written whole, after it was measured. What determines its figures stands in ``conditions.json`` of the same
+folder; an audit of another model, data or settings is refused there rather than mixed in.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+from ...evaluation.processes import from_first
+from ...files import changed_conditions, check_writable, read_json, write_json
+
+CONDITIONS = "conditions.json"
+
+
+class AuditStore:
+    """Cells in ``folder``, by name; with several processes the first one reads and writes for all.
+
+    Args:
+        conditions: all that determines a cell's figures beside its name.
+        overwrite: drop the cells of an audit under other conditions.
+    """
+
+    def __init__(self, folder: Path, conditions: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        self.folder = folder
+        from_first(lambda: self._open(conditions, overwrite))
+
+    def _open(self, conditions: Mapping[str, Any], overwrite: bool) -> None:
+        check_writable(self.folder, f"The folder for results, {str(self.folder)!r} (--out),")
+        path = self.folder / CONDITIONS
+        if path.is_file() and not overwrite:
+            changed = changed_conditions(read_json(path), conditions)
+            if changed:
+                raise ConfigError(
+                    f"{self.folder} holds cells of another audit: {'; '.join(changed)}. Pass --overwrite, or another "
+                    "--out."
+                )
+        elif path.is_file():  # the folder is an audit's: cells, and folders of unfinished or detailed results
+            shutil.rmtree(self.folder)
+        write_json(path, conditions)
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """The cell, if it was measured already."""
+        path = self.folder / f"{name}.json"
+        return from_first(lambda: read_json(path) if path.is_file() else None)
+
+    def put(self, name: str, cell: Mapping[str, Any]) -> None:
+        """Keep a measured cell."""
+        from_first(lambda: write_json(self.folder / f"{name}.json", cell))

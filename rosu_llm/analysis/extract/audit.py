@@ -1,0 +1,264 @@
+"""``rosu audit extract``: every way of asking put to every model, and the difference to the retain model."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from ... import __version__
+from ...compat import empty_device_cache, installed_versions
+from ...data.chat_format import find_format
+from ...data.tofu import split_names, tofu_rows
+from ...errors import ConfigError, DataError
+from ...evaluation.tofu.run import Loading, load, load_tokenizer
+from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, audit_device, check_place
+from ..controls.store import AuditStore
+from .asking import greedily, sampled, through_the_lens
+from .estimates import Interval, bootstrap, check_samples, expected_best, leak_at
+from .hits import HitJudge, entities
+from .ways import LENS, SAMPLE, WAYS, check_ways, prompts
+
+SCHEMA = "rosu/audit-extract/1"
+CELLS = "extract_cells"
+KS = (1, 2, 4, 8, 16, 32, 64, 128)
+GAINS = {
+    RETAIN: "every difference with its interval (what a model says that never saw the data is a guess, not a leak)",
+    INITIAL: "how much the same questions got out of the model before unlearning",
+}
+Progress = Callable[[str, int, int], None]
+
+
+class ExtractDocument(TypedDict):
+    """``audit_extract.json``."""
+
+    schema: str
+    models: dict[str, str]
+    weights: dict[str, Any]
+    conditions: dict[str, Any]
+    seeds: list[int]
+    ways: list[str]
+    ks: list[int]
+    questions: int
+    summary: list[dict[str, Any]]
+    notes: list[str]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractRequest:
+    """Which models to ask, what, and how often."""
+
+    models: AuditedModels
+    out: Path
+    data: str
+    forget_split: str = "forget10"
+    chat_format: str | None = None
+    ways: tuple[str, ...] = WAYS
+    samples: int = 128
+    ks: tuple[int, ...] | None = None  # None: those of 1, 2, 4 … 128 that the samples allow
+    temperature: float = 1.0
+    threshold: float = 0.7
+    seeds: tuple[int, ...] = (0,)
+    limit: int | None = None
+    max_new_tokens: int = 200
+    max_length: int = 512
+    batch_size: int = 64
+    loading: Loading
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Raise for what cannot work, before anything is loaded."""
+        check_ways(self.ways)
+        check_samples(self.ks or (), self.samples)
+        if not 0 < self.threshold <= 1:
+            raise ConfigError(f"--threshold {self.threshold:g} is no ROUGE-L recall: give more than 0 and at most 1.")
+        if not self.temperature > 0:
+            raise ConfigError(f"--temperature {self.temperature:g} draws nothing: give more than 0, e.g. 1.")
+        if not self.seeds:
+            raise ConfigError("--seeds needs at least one number.")
+        check_place(self.out, self.models)
+
+    @property
+    def asked_ks(self) -> tuple[int, ...]:
+        """The k of leak@k."""
+        return self.ks or tuple(k for k in KS if k <= self.samples)
+
+
+def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocument:
+    """Ask every model in every way; goes on where an earlier call was stopped."""
+    request.check()
+    splits = split_names(request.forget_split)
+    rows = tofu_rows(request.data, splits.forget_perturbed, limit=request.limit)
+    kept = tofu_rows(request.data, splits.retain_perturbed) if "fewshot" in request.ways else []
+    for number, row in enumerate(rows, 1):
+        if not all(isinstance(row.get(key), str) and row[key].strip() for key in ("question", "answer")):
+            raise DataError(f"{splits.forget_perturbed}, row {number}, needs a question and an answer as text.")
+    conditions: dict[str, Any] = {
+        "weights": request.models.weights,
+        "data": [[row["question"], row["answer"]] for row in rows],
+        "chat_format": request.chat_format,
+        "threshold": request.threshold,
+        "samples": request.samples,
+        "temperature": request.temperature,
+        "max_new_tokens": request.max_new_tokens,
+        "max_length": request.max_length,
+        "dtype": request.loading.dtype,
+    }
+    store = AuditStore(request.out / CELLS, conditions, overwrite=request.overwrite)
+    jobs = [
+        (role, way, seed)
+        for role in request.models.by_role
+        for way in dict.fromkeys(request.ways)
+        for seed in (request.seeds if way == SAMPLE else request.seeds[:1])
+    ]
+    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    asking: _Asking | None = None
+    for number, (role, way, seed) in enumerate(jobs):
+        progress("models × ways", number, len(jobs))
+        name = f"{role}-{way}" + (f"-seed{seed}" if way == SAMPLE else "")
+        cell = store.get(name)
+        if cell is None:
+            if asking is None or asking.role != role:
+                asking = None
+                gc.collect()
+                empty_device_cache()
+                asking = _Asking(request, role, rows, kept)
+            cell = asking(way, seed)
+            store.put(name, cell)
+        found[role, way, seed] = cell
+    progress("models × ways", len(jobs), len(jobs))
+    return {
+        "schema": SCHEMA,
+        "models": request.models.names,
+        "weights": request.models.weights,
+        "conditions": {key: value for key, value in conditions.items() if key != "data"},
+        "seeds": list(request.seeds),
+        "ways": list(dict.fromkeys(request.ways)),
+        "ks": list(request.asked_ks),
+        "questions": len(rows),
+        "summary": summary(found, request.asked_ks, request.threshold),
+        "notes": request.models.absent(GAINS),
+        "versions": {"rosu-llm": __version__, **installed_versions("torch", "transformers", "rouge-score")},
+    }
+
+
+class _Asking:
+    """One model, loaded, and everything there is to ask it."""
+
+    def __init__(
+        self, request: ExtractRequest, role: str, rows: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.request, self.role, self.rows, self.kept = request, role, rows, kept
+        which = request.models.by_role[role]
+        form = find_format(request.chat_format, load_tokenizer(which, request.loading), which.source)
+        self.model, self.tokenizer = load(which, request.loading, audit_device())
+        self.form, self.judge = form, HitJudge(request.threshold)
+
+    def __call__(self, way: str, seed: int) -> dict[str, Any]:
+        request = self.request
+        asked = [prompts(way, row, self.kept, self.tokenizer, self.form, request.max_length) for row in self.rows]
+        flat = [prompt for each in asked for prompt in each]
+        if way == LENS:
+            return {"layers": through_the_lens(self.model, self.tokenizer, flat)}
+        options = {"new": request.max_new_tokens, "batch_size": request.batch_size}
+        if way == SAMPLE:
+            truths = [row["answer"] for row in self.rows]
+            drawn = sampled(
+                self.model,
+                self.tokenizer,
+                flat,
+                samples=request.samples,
+                temperature=request.temperature,
+                seed=seed,
+                **options,
+            )
+            questions = [
+                [self._scored(row, truth, text) for text in texts]
+                for row, truth, texts in zip(self.rows, truths, drawn, strict=True)
+            ]
+            return {
+                "rouge": [[score[0] for score in each] for each in questions],
+                "named": [[score[1] for score in each] for each in questions],
+                "seed": seed,
+            }
+        answers = iter(greedily(self.model, self.tokenizer, flat, title=way, **options))
+        best: list[tuple[float, float | None, str]] = []
+        for row, forms in zip(self.rows, asked, strict=True):
+            said = [next(answers) for _ in forms]
+            scored = [
+                (*self._scored(row, each["ground_truth"], each["generation"]), each["generation"]) for each in said
+            ]
+            best.append(max(scored, key=lambda score: score[0]))
+        return {
+            "rouge": [score[0] for score in best],
+            "named": [score[1] for score in best],
+            "said": [score[2] for score in best],
+        }
+
+    def _scored(self, row: Mapping[str, Any], truth: str, said: str) -> tuple[float, float | None]:
+        """ROUGE-L recall of what was still to be said, and whether all names in it were; those asked for are known."""
+        shown = row["question"] if truth == row["answer"] else row["question"] + " " + _before(row["answer"], truth)
+        return self.judge.rouge(truth, said), self.judge.named(entities(truth, shown), said)
+
+
+def _before(answer: str, rest: str) -> str:
+    """The part of the answer that the prompt held already."""
+    return answer[: -len(rest)] if rest and answer.endswith(rest) else ""
+
+
+def summary(
+    found: Mapping[tuple[str, str, int], Mapping[str, Any]], ks: Sequence[int], threshold: float
+) -> list[dict[str, Any]]:
+    """For each way, seed and measure the mean of every model and the difference to the retain model, with intervals."""
+    lines: list[dict[str, Any]] = []
+    for way, seed in dict.fromkeys((way, seed) for _, way, seed in found):
+        measures: dict[str, dict[str, list[float | None]]] = {}
+        for (role, *asked), cell in found.items():
+            if asked == [way, seed]:
+                for measure, values in _per_question(way, cell, ks, threshold).items():
+                    measures.setdefault(measure, {})[role] = values
+        for measure, by_role in measures.items():
+            lines.append({"way": way, "measure": measure, "seed": seed, **_line(by_role, seed)})
+    return lines
+
+
+def _per_question(
+    way: str, cell: Mapping[str, Any], ks: Sequence[int], threshold: float
+) -> dict[str, list[float | None]]:
+    """Measure → a value for each question; None where an answer holds no name."""
+    if way == LENS:
+        return {f"layer {at}": [each[at] for each in cell["layers"]] for at in range(len(cell["layers"][0]))}
+    if way != SAMPLE:
+        hits: list[float | None] = [float(score >= threshold) for score in cell["rouge"]]
+        return {"rouge": list(cell["rouge"]), "hit": hits, "named": list(cell["named"])}
+    measures: dict[str, list[float | None]] = {}
+    for k in ks:
+        scores, named = cell["rouge"], cell["named"]
+        measures[f"leak@{k}"] = [leak_at(sum(s >= threshold for s in each), len(each), k) for each in scores]
+        measures[f"leak@{k}, named"] = [
+            None if each[0] is None else leak_at(int(sum(each)), len(each), k) for each in named
+        ]
+        measures[f"best rouge of {k}"] = [expected_best(each, k) for each in scores]
+    return measures
+
+
+def _line(by_role: Mapping[str, Sequence[float | None]], seed: int) -> dict[str, Any]:
+    means: dict[str, dict[str, float]] = {}
+    for role, values in by_role.items():
+        known = [value for value in values if value is not None]
+        if known:
+            means[role] = _interval(bootstrap(known, seed))
+    line: dict[str, Any] = {"means": means}
+    if RETAIN in by_role and UNLEARNED in by_role:
+        pairs = zip(by_role[UNLEARNED], by_role[RETAIN], strict=True)
+        differences = [mine - other for mine, other in pairs if mine is not None and other is not None]
+        if differences:
+            line["difference"] = _interval(bootstrap(differences, seed))
+    return line
+
+
+def _interval(interval: Interval) -> dict[str, float]:
+    return dict(interval._asdict())

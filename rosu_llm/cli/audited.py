@@ -1,0 +1,154 @@
+"""What ``rosu audit relearn``, ``quantize`` and ``extract`` share: their flags, and what they are asked to measure."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .common import LAYOUTS, check_out, launch, quiet, seed_number, shutdown, wants_processes
+
+if TYPE_CHECKING:
+    from ..analysis.controls.measures import AuditMeasure
+    from ..analysis.controls.models import AuditedModels
+    from ..evaluation.tofu.run import Loading
+    from ..presentation.blocks import Section
+
+
+def add_model_flags(parser: argparse.ArgumentParser, *, dtype: str) -> None:
+    """The models, where questions come from, how models are loaded, and where results go."""
+    from ..data.tofu import DEFAULT_SOURCE
+
+    parser.add_argument("model", metavar="MODEL", help="the unlearned model: folder, LoRA adapter folder or hub id")
+    parser.add_argument("--retain", metavar="MODEL", help="control: a model never trained on the forget set")
+    parser.add_argument("--target", metavar="MODEL", help="the initial model, before unlearning")
+    parser.add_argument("--data", default=DEFAULT_SOURCE, metavar="SOURCE", help="hub id or folder of TOFU's files")
+    parser.add_argument("--forget-split", default="forget10", metavar="NAME", help="forget01, forget05 or forget10")
+    parser.add_argument("--chat-format", metavar="NAME", help="as in 'rosu eval tofu'")
+    parser.add_argument("--limit", type=int, metavar="N", help="first N rows of each data set: a trial run")
+    parser.add_argument("--eval-batch-size", type=int, default=64, metavar="N", help="samples at once (64)")
+    parser.add_argument("--max-new-tokens", type=int, default=200, metavar="N", help="of a generated answer (200)")
+    parser.add_argument("--max-length", type=int, default=512, metavar="N", help="longest sample in tokens (512)")
+    dtypes = ["auto", "float32", "bfloat16", "float16"]
+    parser.add_argument("--dtype", default=dtype, choices=dtypes, help=f"of the weights (default {dtype})")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    parser.add_argument("--seeds", type=seed_number, nargs="+", default=[0], metavar="N", help="default 0")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: audits/NAME; never the model's own)")
+    parser.add_argument("--num-processes", type=int, metavar="N", help="share the work among N devices")
+    parser.add_argument("--accelerate-config", metavar="NAME|FILE", help="ddp, or an accelerate file of yours")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew where results of other conditions are")
+    parser.add_argument("--smoke", action="store_true", help="toy models and toy questions in DIR/smoke; seconds")
+
+
+def add_benchmark_flags(parser: argparse.ArgumentParser) -> None:
+    """Which benchmark the figures are of."""
+    parser.add_argument("--benchmark", default="tofu", choices=["tofu", "wmdp"], help="whose figures (default tofu)")
+    parser.add_argument("--metrics", nargs="+", metavar="NAME", help="TOFU: only these, by OpenUnlearning's names")
+    parser.add_argument("--fluency-model", metavar="NAME|PATH", default="none", help="TOFU: classifier, or 'none'")
+    parser.add_argument("--tasks", nargs="+", metavar="NAME", help="WMDP: lm-eval tasks (default all three)")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="WMDP: questions as files, in place of the hub")
+
+
+def launches(options: argparse.Namespace, argv: Sequence[str], kind: str) -> int | None:
+    """Hand over to the launcher where several processes are asked for."""
+    if not wants_processes(options):
+        return None
+    from ..compat import accelerator_kind
+    from ..errors import ConfigError
+
+    layout = options.accelerate_config or "ddp"
+    if layout in LAYOUTS and layout != "ddp":
+        raise ConfigError(
+            f"--accelerate-config {layout} shards the model; an audit shares the work instead: use ddp, or leave it "
+            "out."
+        )
+    if accelerator_kind() is None:
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    return launch(layout, options.num_processes, argv, ("audit", kind), ("--mixed_precision", "no"))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Models and their data after toys took their places, if ``--smoke`` was given."""
+
+    models: AuditedModels
+    data: str
+    chat_format: str | None
+    loading: Loading
+    out: Path
+
+
+@contextmanager
+def asked(options: argparse.Namespace) -> Iterator[Asked]:
+    """Find and check the models; with ``--smoke`` toys in their place."""
+    from ..analysis.controls.models import find_models
+    from ..evaluation.tofu.run import Loading
+    from ..toys import audit_toys
+
+    first = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("rosu_llm").setLevel(logging.WARNING if first else logging.ERROR)
+    quiet(threads=1 if options.smoke else None)
+    loading = Loading(dtype=options.dtype, trust_remote_code=options.trust_remote_code)
+    out = options.out or Path("audits") / Path(options.model.rstrip("/")).name
+    if options.smoke:
+        check_out(out)
+        with audit_toys(options.forget_split) as toys:
+            given = (options.retain and toys.retain, options.target and toys.target)
+            models = find_models(toys.model, *given)
+            yield Asked(models, toys.data, toys.chat_format, Loading(dtype="float32"), out / "smoke")
+        return
+    models = find_models(options.model, options.retain, options.target)
+    check_out(out)
+    yield Asked(models, options.data, options.chat_format, loading, out)
+
+
+@contextmanager
+def measured(options: argparse.Namespace, which: Asked, metrics: Sequence[str], **more: Any) -> Iterator[AuditMeasure]:
+    """What is measured of each model: TOFU's ``metrics`` unless others are asked for, or WMDP's tasks."""
+    from ..analysis.controls.measures import TofuFigures, wmdp_figures
+    from ..evaluation.tofu.metrics import TofuSettings
+    from ..evaluation.wmdp.evaluate import TASKS, WmdpSettings
+
+    if options.benchmark == "wmdp":
+        tasks = tuple(options.tasks or TASKS)
+        asked_for = WmdpSettings(tasks=tasks, limit=options.limit, batch_size=str(options.eval_batch_size))
+        data = Path(which.data) if options.smoke else options.data_dir
+        with wmdp_figures(asked_for, data) as measure:
+            yield measure
+        return
+    small = options.smoke
+    yield TofuFigures(
+        TofuSettings(
+            data=which.data,
+            forget_split=options.forget_split,
+            chat_format=which.chat_format,
+            batch_size=options.eval_batch_size,
+            limit=None if small else options.limit,
+            max_new_tokens=5 if small else options.max_new_tokens,
+            max_length=options.max_length,
+            fluency_model=None if small or options.fluency_model == "none" else options.fluency_model,
+            metrics=tuple(dict.fromkeys(options.metrics or metrics)),
+        ),
+        **more,
+    )
+
+
+def finish(document: Any, section: Section, path: Path) -> int:
+    """Write and print on the first process, then leave together."""
+    from ..files import write_json
+    from ..presentation.writers import write_page
+    from ..presentation.writers.markdown import section as markdown
+
+    if os.environ.get("RANK", "0") == "0":
+        write_json(path, document)
+        written, problem = write_page(section, path.with_suffix(".md"))
+        done = [f"wrote {file}" for file in (path, written[-1], *written[:-1])]
+        print(markdown(section), *done, *([problem] if problem else []), sep="\n")
+    shutdown()
+    return 0

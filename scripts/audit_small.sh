@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# The three audits of four unlearned models on a CPU: a small model learns a few TOFU authors, unlearns one of them with ROSU,
+# gradient difference, NPO and calibrated ROSU, and each result is attacked beside the retain and the initial model.
+#
+#   scripts/audit_small.sh --model FOLDER [--data locuslab/TOFU] [--out outputs/audit-small] [--limit 20] [--seeds "0 1 2"] [--smoke]
+#
+# --model: a pretrained model, e.g. stories15M. --limit: questions to forget; an author has 20.
+# --smoke: a toy model in place of FOLDER, two questions, one seed, one method; its figures mean nothing.
+# Stop it whenever you like: what is finished is not repeated. The output of each command is in OUT/logs, the table in OUT/table.md.
+# Settings from the environment: METHODS, EPOCHS and RATE (of unlearning), LEARN_EPOCHS, LEARN_RATE, SAMPLES.
+set -euo pipefail
+
+limit=20 out=outputs/audit-small data=locuslab/TOFU model= smoke=0 seeds="0 1 2"
+while [ $# -gt 0 ]; do
+  case $1 in
+    --limit) limit=$2 && shift 2 ;;
+    --out) out=$2 && shift 2 ;;
+    --data) data=$2 && shift 2 ;;
+    --model) model=$2 && shift 2 ;;
+    --seeds) seeds=$2 && shift 2 ;;
+    --smoke) smoke=1 && shift ;;
+    *)
+      echo "audit_small.sh: '$1' is not understood; flags are --model, --data, --out, --limit, --seeds and --smoke." >&2
+      exit 2
+      ;;
+  esac
+done
+scripts=$(cd "$(dirname "$0")" && pwd)
+PYTHON=${PYTHON:-python}
+METHODS=${METHODS:-rosu graddiff npo rosu_calibrated}
+EPOCHS=${EPOCHS:-10} RATE=${RATE:-1e-4} LEARN_EPOCHS=${LEARN_EPOCHS:-30} LEARN_RATE=${LEARN_RATE:-1e-3} SAMPLES=${SAMPLES:-16}
+measured=() ways=()
+new=60 tries="--share 0.25 1 --steps 32 --learning-rate 1e-4 --batch-size 8"
+if [ "$smoke" = 1 ]; then
+  limit=2 seeds=0 METHODS=${METHODS%% *} EPOCHS=1 LEARN_EPOCHS=1 SAMPLES=2 new=3 tries="--share 1 --steps 1 --batch-size 2"
+  measured=(--metrics forget_Q_A_Prob) ways=(--ways greedy prefix50 compliance sample)
+elif [ -z "$model" ]; then
+  echo "audit_small.sh: --model FOLDER says which pretrained model learns the authors (or --smoke for a toy)." >&2
+  exit 2
+fi
+export HF_HUB_DISABLE_PROGRESS_BARS=1 TOKENIZERS_PARALLELISM=false
+
+run() { # run NAME COMMAND…: once, with its output in a log
+  local name=$1
+  shift
+  [ -f "$out/logs/$name.done" ] && return
+  echo "$(date +%H:%M:%S) $name"
+  if ! "$@" > "$out/logs/$name.log" 2>&1; then
+    echo "audit_small.sh: $name failed; the end of $out/logs/$name.log:" >&2
+    tail -n 5 "$out/logs/$name.log" >&2
+    exit 1
+  fi
+  touch "$out/logs/$name.done"
+}
+
+settings() { # the settings of a method
+  case $1 in
+    rosu) echo --method rosu --rho 0.05 ;;
+    rosu_calibrated) echo --method rosu --rho 0.05 --calibrate holdout --holdout-data "$out/data:level" ;;
+    graddiff) echo --method graddiff ;;
+    npo) echo --method graddiff --forget-loss npo ;;
+    *)
+      echo "audit_small.sh: METHODS has '$1'; known are rosu, rosu_calibrated, graddiff and npo." >&2
+      return 1
+      ;;
+  esac
+}
+for method in $METHODS; do settings "$method" > /dev/null || exit 2; done
+mkdir -p "$out/logs"
+if [ "$smoke" = 1 ]; then
+  model=$out/base
+  run base "$PYTHON" "$scripts/small_model.py" "$model" --toy
+fi
+run data "$PYTHON" "$scripts/tofu_subset.py" "$data" "$out/data" --limit "$limit"
+
+format=Llama-2-7b-hf # 'Question: … Answer: …', which needs no chat template
+common=(--chat-format "$format" --use-cpu true --per-device-train-batch-size 8 --save-strategy no --logging-steps 1
+  --report-to none --weight-decay 0.01 --max-grad-norm 1.0 --overwrite true)
+where=(--data "$out/data" --forget-split forget01 --chat-format "$format" --max-new-tokens "$new" --dtype float32)
+for seed in $seeds; do
+  learn() { # learn NAME SET
+    run "learn-$1-$seed" rosu train --method finetune --model-name-or-path "$model" --retain-data "$out/data:$2" "${common[@]}" \
+      --seed "$seed" --num-train-epochs "$LEARN_EPOCHS" --learning-rate "$LEARN_RATE" --lr-scheduler-type linear \
+      --output-dir "$out/models/$1-$seed"
+  }
+  learn target full
+  learn retain retain99
+  for method in $METHODS; do
+    unlearned=$out/models/$method-$seed
+    # shellcheck disable=SC2046  # settings are words
+    run "unlearn-$method-$seed" rosu train $(settings "$method") --model-name-or-path "$out/models/target-$seed" \
+      --forget-data "$out/data:forget01" --retain-data "$out/data:retain99" "${common[@]}" --seed "$seed" \
+      --num-train-epochs "$EPOCHS" --learning-rate "$RATE" --lr-scheduler-type constant --output-dir "$unlearned"
+    models=("$unlearned" --retain "$out/models/retain-$seed" --target "$out/models/target-$seed" --out "$out/audits/$method-$seed")
+    # shellcheck disable=SC2086  # settings are words
+    run "relearn-$method-$seed" rosu audit relearn "${models[@]}" "${where[@]}" --seeds "$seed" $tries "${measured[@]}"
+    run "quantize-$method-$seed" rosu audit quantize "${models[@]}" "${where[@]}" --precisions rtn8 rtn4 "${measured[@]}"
+    run "extract-$method-$seed" rosu audit extract "${models[@]}" "${where[@]}" --seeds "$seed" --samples "$SAMPLES" "${ways[@]}"
+  done
+done
+# shellcheck disable=SC2086  # names are words
+"$PYTHON" "$scripts/audit_small.py" "$out" --methods $METHODS --seeds $seeds
