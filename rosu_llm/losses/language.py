@@ -86,12 +86,19 @@ def count_rows(batch: Batch) -> Tensor:
     return torch.tensor(len(batch["input_ids"]))
 
 
+def count_labels(batch: Batch) -> Tensor:
+    """Number of class labels."""
+    labels: Tensor = batch["labels"]
+    return (labels != IGNORE).sum()
+
+
 COUNT = {
     "token": count_tokens,
     "sequence": count_sequences,
     "position": count_positions,
     "place": count_places,
     "row": count_rows,
+    "label": count_labels,
 }
 
 

@@ -21,7 +21,7 @@ Batch = Mapping[str, Any]
 #: Hidden states [positions, hidden size], weight [vocabulary, hidden size] and bias of the output layer.
 InitialAnswers = tuple[Tensor, Tensor, Tensor | None]
 
-UNITS = ("token", "sequence", "position", "place", "row")
+UNITS = ("token", "sequence", "position", "place", "row", "label")
 REFERENCES = ("none", "logprobs", "distributions", "logits", "activations")
 
 
@@ -57,11 +57,12 @@ class LossSpec:
     Attributes:
         function: returns the sum over units of one batch.
         unit: what its sum is divided by: ``token`` (answer tokens), ``sequence`` (with an answer), ``position``
-            (attended tokens), ``place`` (all tokens, padding too) or ``row`` (all sequences).
+            (attended tokens), ``place`` (all tokens, padding too), ``row`` (all sequences) or ``label`` (class labels).
         roles: where it makes sense, ``forget`` and/or ``retain``.
         reference: ``none``, ``logprobs`` (one number per sample, computed up front), ``distributions`` (at the answer
             positions; of hidden states computed up front, where samples can be listed), ``logits`` (needs the initial
             model at every step) or ``activations`` (of one layer: ``RepresentationTrainer``).
+        keys: what a batch must hold for it, where that is not what the trainer's batches hold anyway.
         options: names and defaults of its hyper-parameters.
     """
 
@@ -70,6 +71,7 @@ class LossSpec:
     unit: str
     roles: tuple[str, ...]
     reference: str = "none"
+    keys: tuple[str, ...] | None = None
     options: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -85,6 +87,7 @@ def register_loss(
     unit: str = "token",
     roles: tuple[str, ...] = ("forget", "retain"),
     reference: str = "none",
+    keys: tuple[str, ...] | None = None,
     **options: float,
 ) -> Callable[[LossFunction], LossFunction]:
     """Decorator: make ``loss(model, batch, context) -> sum`` available as ``forget_loss``/``retain_loss``."""
@@ -94,7 +97,7 @@ def register_loss(
         raise unknown("reference", reference, REFERENCES)
 
     def add(function: LossFunction) -> LossFunction:
-        LOSSES[name] = LossSpec(name, function, unit, roles, reference, options)
+        LOSSES[name] = LossSpec(name, function, unit, roles, reference, keys, options)
         return function
 
     return add

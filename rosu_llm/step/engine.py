@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
 
@@ -202,7 +203,10 @@ class StepEngine:
         states: dict[str, RandomState] = {}
         for i, name in enumerate(rule.passes):
             states[name] = RandomState.now(self._devices)
-            passed.append(self._pass(name, window[name]))
+            # Forget batches do not enter the running statistics that the model is kept with, where others can.
+            kept = frozen_statistics(self._module) if name == "forget" and "retain" in rule.passes else nullcontext()
+            with kept:
+                passed.append(self._pass(name, window[name]))
             if rule.perturbs or i + 1 < len(rule.passes):
                 space.capture(GRADIENT[name])
             else:

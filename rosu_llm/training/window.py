@@ -26,8 +26,13 @@ from ..step import Closure
 PARTS = ("forget", "retain")
 
 
-def check_batch(batch: Any, parts: Iterable[str] = PARTS, keys: Iterable[str] = ("input_ids", "labels")) -> None:
-    """Raise one clear error for a batch the step cannot use."""
+def check_batch(
+    batch: Any,
+    parts: Iterable[str] = PARTS,
+    keys: Iterable[str] = ("input_ids", "labels"),
+    own: Mapping[str, Iterable[str] | None] | None = None,
+) -> None:
+    """Raise one clear error for a batch the step cannot use; ``own`` are keys of single parts, in place of ``keys``."""
     if not isinstance(batch, Mapping):
         raise DataError(f"A batch must be a mapping {{'forget': …, 'retain': …}}, not {type(batch).__name__}.")
     for part in parts:
@@ -38,7 +43,7 @@ def check_batch(batch: Any, parts: Iterable[str] = PARTS, keys: Iterable[str] = 
             )
         if not isinstance(batch[part], Mapping):
             raise DataError(f"batch[{part!r}] must hold input_ids and labels, not {type(batch[part]).__name__}.")
-        for key in keys:
+        for key in (own or {}).get(part) or keys:
             if key not in batch[part]:
                 raise DataError(f"batch[{part!r}] has keys {sorted(map(str, batch[part]))} but no {key!r}.")
 

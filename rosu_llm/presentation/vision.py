@@ -1,0 +1,74 @@
+"""A table of the paper's vision half (``vision_*.json``): our figures, and the paper's beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..files import write_json
+from ..vision.table import VisionDocument
+from ..vision.task import COLUMNS
+from .blocks import Footnotes, Row, Section, Table, TableCell, Text, shown
+from .writers import write_table
+
+_PROTOCOLS = {"classwise": "Class-wise forgetting", "random": "Random forgetting"}
+
+
+def vision_section(document: VisionDocument, title: str, key: str) -> Section:
+    """One table in the paper's shape."""
+    setup, footnotes = document["setup"], Footnotes()
+    rows = tuple(_row(row, footnotes) for row in document["rows"])
+    beside = any(row["paper"] for row in document["rows"])
+    width = 2 * len(COLUMNS) if beside else len(COLUMNS)
+    columns = (*COLUMNS.values(), *(f"paper {name}" for name in COLUMNS.values()))[:width]
+    rows = tuple(Row(row.label, row.cells[:width], row.reference, row.details) for row in rows)
+    train, test, classes = setup["images"]
+    seeds = ", ".join(map(str, setup["seeds"]))
+    over = "classes" if setup["protocol"] == "classwise" else "seeds"
+    notes = [
+        f"Per cent, mean ± standard deviation (n − 1) over {over} {seeds}. ΔAcc: Σ |difference to Retrain| of the "
+        "means of RA, FA and TA. MIA-Eff: forget images that the attack calls non-members; Retrain's is the target. "
+        "min: minutes of unlearning, of training for Retrain.",
+    ]
+    if beside:
+        notes.append(
+            "paper: ResNet-18 of width 64 (Tiny-ImageNet: VGG), all images, 200 epochs, A6000; its figures are "
+            "comparable with ours only at that size."
+        )
+    what = (
+        f"{setup['model']} of width {setup['width']}, {train} training and {test} test images of {classes} classes, "
+        f"{setup['pretrain_epochs']} epochs; {setup['validation_share']:.0%} of the training images held out for "
+        "selection."
+    )
+    caption = f"{_PROTOCOLS[setup['protocol']]}: {title}"
+    table = Table(columns, rows, tuple(notes), tuple(footnotes), caption=caption, digits=2)
+    chosen = [
+        Text(f"{row['label']}: " + ", ".join(f"{k} {shown(v)}" for k, v in row["selected"].items()))
+        for row in document["rows"]
+        if row.get("selected")
+    ]
+    return Section(key, caption, [Text(what), table, *chosen])
+
+
+def _row(row: dict[str, Any], footnotes: Footnotes) -> Row:
+    mark = footnotes.mark("failed: " + "; ".join(row["errors"]) if row["errors"] else None)
+    cells = []
+    for name in COLUMNS:
+        found = row["figures"].get(name)
+        if found is None:
+            cells.append(TableCell(footnote=mark, text="failed" if mark else None))
+        else:
+            cells.append(TableCell(found["mean"], mark, found["std"]))
+        mark = None
+    for name in COLUMNS:
+        printed = (row["paper"] or {}).get(name)
+        pair = printed if isinstance(printed, list) else [printed]
+        cells.append(TableCell(pair[0], spread=pair[1] if len(pair) > 1 else None))
+    details = {"selected": row.get("selected", {}), "trials": row.get("trials", [])}
+    return Row(row["label"], tuple(cells), row["name"] in ("before", "retrain"), details)
+
+
+def write_vision(document: VisionDocument, section: Section, folder: Path) -> list[Path]:
+    """The document, and its table as markdown, LaTeX and JSON; returns what was written."""
+    path = write_json(folder / f"vision_{section.key}.json", dict(document))
+    return [path, *write_table(section.tables[0], folder / section.key)]
