@@ -61,11 +61,12 @@ def _run(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) 
 
 
 def _table(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) -> int:
-    from ..vision.rows import PAPER_ROWS, given_settings
+    from ..vision.rows import PAPER_ROWS, check_trials, given_settings
     from ..vision.table import check_rows, run_table
 
     names = options.methods or list(_SMOKE_ROWS if options.smoke else PAPER_ROWS)
     check_rows(names)
+    check_trials(options.trials)
     trials = min(options.trials, 1) if options.smoke else options.trials
     search = None if trials == 0 else (trials, options.search_seed)
     given = given_settings(values, names, search=search is not None)
@@ -85,7 +86,7 @@ def _ablate(options: argparse.Namespace, values: dict[str, Any], seeds: list[int
     for protocol in _protocols(values):
         task = _task(options, values, protocol)
         for name in (options.grid or "components").split(","):
-            fixed = ("rho", "learning_rate", "num_train_epochs")
+            fixed = ("rho", "learning_rate", "num_train_epochs", "retain_batch_size")
             grid = vision_grid(name.strip(), protocol, {key: values[key] for key in fixed if key in values})
             with _bar((len(grid.variants) + 2) * len(seeds)) as bar:
                 document = run_ablation(task, grid, seeds, options.out, bar)
@@ -147,8 +148,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rosu vision",
         description="Unlearning of image classifiers: the paper's other half. Settings are those of docs/vision.md and "
-        "of 'rosu train', as a YAML file and flags: --width 16 --rho 0.5. Trained models and finished cells are kept in "
-        "DIR and not made again.",
+        "of 'rosu train', as a YAML file and flags: --width 16 --rho 0.5. Trained models and finished cells are kept "
+        "in DIR and not made again.",
         epilog="\n".join(["actions:", *(f"  {name:<10}{text}" for name, text in ACTIONS.items())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

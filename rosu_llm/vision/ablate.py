@@ -26,7 +26,8 @@ def vision_grid(name: str, protocol: str, given: Mapping[str, Any]) -> Grid:
         raise unknown("grid", name, VISION_GRIDS)
     base = {**default_settings("rosu", protocol), "amplify": "direct", **given}
     if name == "retain_batch":
-        sizes = (64, 128, 256, 512)
+        usual = int(base.pop("retain_batch_size", 128))
+        sizes = [max(1, usual // 2), usual, 2 * usual, 4 * usual]
         own = tuple(Variant(f"|B_r| = {n}", {"retain_batch_size": n}) for n in sizes)
         grid = Grid(name, "Retain images per step", own, axes=("retain_batch_size",))
     elif name == "rho":

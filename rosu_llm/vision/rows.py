@@ -78,10 +78,15 @@ def default_settings(name: str, protocol: str) -> dict[str, Any]:
     return {**row.settings, **chosen}
 
 
+def check_trials(count: int) -> None:
+    """Raise for a number of trials that rows do not have; none is a table without a search."""
+    if not 0 <= count <= TRIALS:
+        raise ConfigError(f"--trials {count}: every method has {TRIALS}, so give 1 to {TRIALS}, or 0 for no search.")
+
+
 def trials(name: str, protocol: str, count: int = TRIALS) -> list[dict[str, Any]]:
     """The settings to try, spread evenly over the row's eight."""
-    if not 1 <= count <= TRIALS:
-        raise ConfigError(f"--trials {count}: every method has {TRIALS}, so give 1 to {TRIALS}.")
+    check_trials(count)
     row = ROWS[name]
     axes = _axes(row, protocol)
     every = [{**row.settings, **dict(zip(axes, values, strict=True))} for values in product(*axes.values())]

@@ -22,6 +22,8 @@ STORED = {"method": "forget_only", "directions": 3}
 REFRESHED = {"protect": "both", "memory_refresh": 3, "budget": 10.0, "budget_measure": "kl", "budget_every": 1}
 #: Hidden states of the initial model in place of a copy, which sharding refuses.
 DIVERGENCE = {"retain_loss": "kl", "max_steps": 4}
+#: A small CNN: by running statistics a loss is a sum over images, however they are spread.
+VISION = {"vision": True, "batch_norm": "eval"}
 SAVED = {"save_strategy": "steps", "save_steps": 2}
 SAVING = {**SAVED, "forget_loss": "npo"}
 
@@ -42,6 +44,7 @@ BESIDES: dict[str, Cases] = {
     "ddp": {
         "twenty": {"max_steps": 20, "calibrate": "holdout"},
         "unlike": {"unlike": True},
+        "vision": VISION,
         "divergence": {**DIVERGENCE, **SAVED},
     },
     "zero3": {"based": BASED, "divergence": {**DIVERGENCE, **SAVED}},
@@ -72,7 +75,7 @@ def alone() -> Cases:
     """What one process trains for comparison."""
     names = ("plain", "calibrated", "bounded", "best", "stored", "refreshed")
     found = {name: EVERYWHERE[name] for name in names} | {"lora": ADAPTER, "based": BASED, "divergence": DIVERGENCE}
-    return {**found, **PER_SAMPLE, **HESSIANS}
+    return {**found, "vision": VISION, **PER_SAMPLE, **HESSIANS}
 
 
 def spread(deepspeed: bool) -> Plan:

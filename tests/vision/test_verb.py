@@ -1,0 +1,153 @@
+"""``rosu vision``: rows of a table, kept cells, selection on validation images, and a light import."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rosu_llm.cli.main import main
+from rosu_llm.errors import ConfigError
+from rosu_llm.experiments.attempt import Unobserved
+from rosu_llm.vision.ablate import vision_grid
+from rosu_llm.vision.rows import PAPER_ROWS, ROWS, TRIALS, given_settings, trials
+from rosu_llm.vision.settings import build_vision
+from rosu_llm.vision.table import dataset_name, paper_figures, run_table
+from rosu_llm.vision.task import VisionTask
+from rosu_llm.vision.toy import toy_images, toy_settings
+from tests.conftest import ROOT
+
+CONFIGS = sorted((ROOT / "configs" / "vision").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_every_vision_recipe_is_parsed(path: Path) -> None:
+    from rosu_llm.recipes.settings import read_config
+
+    arguments, config = build_vision({**read_config(path), "bf16": False, "use_cpu": True})
+    assert config.momentum == 0.9 and config.weight_decay == 5e-4 and arguments.retain_batch_size == 128
+
+
+@pytest.mark.parametrize("protocol", ["classwise", "random"])
+def test_every_row_has_the_same_number_of_trials_and_each_can_be_built(protocol: str) -> None:
+    for name in ROWS:
+        own = trials(name, protocol)
+        assert len(own) == TRIALS == len({json.dumps(each, sort_keys=True) for each in own})
+        assert len(trials(name, protocol, 3)) == 3
+        for each in own[:: TRIALS - 1]:
+            build_vision({"data": "x", "use_cpu": True, "output_dir": "unused", **each})
+    assert set(PAPER_ROWS) == set(paper_figures("tables", "cifar10", protocol)) - {"retrain"}
+
+
+def test_the_papers_figures_add_up() -> None:
+    """ΔAcc is the sum of the differences to Retrain of the printed means, but for rounding."""
+    for dataset in ("cifar10", "cifar100", "tiny-imagenet"):
+        for protocol in ("classwise", "random"):
+            rows = paper_figures("tables", dataset, protocol)
+            for name, row in rows.items():
+                total = sum(abs(row[key][0] - rows["retrain"][key][0]) for key in ("RA", "FA", "TA"))
+                assert row["delta"] == pytest.approx(total, abs=0.021), (dataset, protocol, name)
+    assert paper_figures("components", "cifar10", "random")["βδ only"]["delta"] == 285.64
+    assert dataset_name("/x/CIFAR-100-dataset", 7) == "cifar100" and dataset_name("mine", 3) is None
+
+
+def test_what_the_user_fixes_no_row_changes() -> None:
+    given = given_settings({"rho": 0.7, "num_train_epochs": 2, "width": 4}, ["rosu", "ft"], search=False)
+    assert given == {"rho": 0.7, "num_train_epochs": 2}
+    assert given_settings({"rho": 0.7, "num_train_epochs": 2}, ["rosu", "ft"], search=True) == {"num_train_epochs": 2}
+    with pytest.raises(ConfigError, match="--methods NAME"):
+        given_settings({"method": "rosu"}, ["rosu"], search=False)
+    grid = vision_grid("retain_batch", "random", {"retain_batch_size": 32})
+    assert [v.settings["retain_batch_size"] for v in grid.variants] == [16, 32, 64, 128]
+    assert {v.settings["amplify"] for v in vision_grid("components", "random", {}).variants} == {"direct"}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> VisionTask:
+    values = toy_settings({"protocol": "random"})
+    return VisionTask(values, tmp_path_factory.mktemp("vision") / "models", toy_images())
+
+
+def test_a_table_selects_on_validation_images_and_keeps_its_cells(task: VisionTask, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Watching(Unobserved):
+        def finished(self, label: str, status: str, text: str) -> None:
+            seen.append(status)
+
+    search, settings = (2, 9), {"num_train_epochs": 1}
+    document = run_table(task, ["iu", "l1_sparse"], [0, 1], tmp_path, Watching(), search=search, settings=settings)
+    assert set(seen) == {"done"}
+    rows = {row["name"]: row for row in document["rows"]}
+    assert list(rows) == ["before", "retrain", "iu", "l1_sparse"]
+    assert rows["retrain"]["figures"]["delta"]["mean"] == 0.0
+    for name in ("iu", "l1_sparse"):
+        tried = rows[name]["trials"]
+        best = min(tried, key=lambda trial: trial["validation_delta"])
+        assert rows[name]["selected"] == best["settings"] and len(tried) == 2
+        figures, gold = rows[name]["figures"], rows["retrain"]["figures"]
+        total = sum(abs(figures[key]["mean"] - gold[key]["mean"]) for key in ("RA", "FA", "TA"))
+        assert figures["delta"]["mean"] == pytest.approx(total) and figures["RA"]["count"] == 2
+    seen.clear()
+    again = run_table(task, ["iu", "l1_sparse"], [0, 1], tmp_path, Watching(), search=search, settings=settings)
+    assert set(seen) == {"kept"} and again == document
+    with pytest.raises(ConfigError, match="--search-seed 1 is among --seeds"):
+        run_table(task, ["iu"], [0, 1], tmp_path, Unobserved(), search=(1, 1))
+
+
+def test_the_model_before_unlearning_is_the_same_for_all_seeds_and_never_saw_validation(task: VisionTask) -> None:
+    splits = [task.bench.split(seed) for seed in (0, 1)]
+    assert len(list(task.bench.folder.glob("learned-*"))) <= 1
+    for split in splits:
+        held = set(split.validation.tolist())
+        assert held == set(splits[0].validation.tolist())
+        assert not held & set(split.forget.tolist()) and not held & set(split.retain.tolist())
+
+
+@pytest.mark.parametrize("action", ["run", "diagnose"])
+def test_the_verb_runs_at_toy_size(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(ROOT / "configs/vision/cifar10_cpu.yaml")
+    assert main(["vision", action, "--config", config, "--protocol", "random", "--smoke", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    if action == "run":
+        content: dict[str, Any] = json.loads((tmp_path / "vision_run_random.json").read_text())
+        assert [row["name"] for row in content["rows"]] == ["before", "retrain", "rosu"]
+        assert "ROSU" in shown and (tmp_path / "run_random.tex").is_file()
+    else:
+        found = json.loads((tmp_path / "random" / "diagnosis.json").read_text())
+        assert found["full_batch"]["curve"] and "over all samples" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--smoke", "--methods", "rosa"], "Did you mean 'rosu'"),
+        (["run", "--data", "/nowhere/at/all"], "is no file or folder"),
+        (["table", "--smoke", "--trials", "9"], "every method has 8"),
+        (["ablate", "--smoke", "--grid", "ranks", "--protocol", "random"], "Did you mean 'rank'"),
+        (["run", "--smoke", "--method", "uam"], "--methods NAME"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["vision", *words]) != 0
+    errors = capsys.readouterr().err
+    assert message in errors and "Traceback" not in errors
+
+
+def test_nothing_outside_imports_vision_at_the_top() -> None:
+    """Language users pay nothing: only the verb and its page do, and they are imported when the verb is called."""
+    allowed = {"cli/vision.py", "presentation/vision.py"}
+    for path in (ROOT / "rosu_llm").rglob("*.py"):
+        name = str(path.relative_to(ROOT / "rosu_llm"))
+        if name.startswith("vision/") or name in allowed:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                assert "vision" not in (node.module or "").split("."), name
+                assert not {"torchvision", "timm", "PIL"} & {(node.module or "").split(".")[0]}, name
