@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "vision": _PRESENTATION,
     "presentation": _PAGES,
     "openunlearning": _RECIPES | {"evaluation"},
-    "toys": _PRESENTATION | {"presentation"},
+    "toys": _PAGES | {"presentation"},
     "cli": _PAGES | {"presentation", "toys"},
 }
 

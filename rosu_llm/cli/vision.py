@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
         values = toy_settings(values)
     seed = int(values.pop("seed", 0))
     seeds = [seed] if options.seeds is None else options.seeds
+    seeds = seeds[:1] if options.smoke else seeds
     return _ACTIONS[options.action](options, values, seeds)
 
 
@@ -119,6 +120,7 @@ _ACTIONS = {"run": _run, "table": _table, "ablate": _ablate, "diagnose": _diagno
 
 
 def _protocols(values: dict[str, Any]) -> list[str]:
+    """The one that was asked for, or both."""
     return [values["protocol"]] if "protocol" in values else ["classwise", "random"]
 
 

@@ -255,9 +255,10 @@ class StepEngine:
             if not self._usable(gram):
                 return self._skip(losses, gram)
             if rule.needs_hessian:
-                for part, towards in rule.hessian_directions(gram, inner).items():
-                    states[part].restore()
-                    space.hessian_product(window[part], towards, into=HESSIAN[part])
+                with frozen_statistics(self._module):
+                    for part, towards in rule.hessian_directions(gram, inner).items():
+                        states[part].restore()
+                        space.hessian_product(window[part], towards, into=HESSIAN[part])
         vector = rule.outer(gram, inner)
         amplified, ratio = Vector(), None
         if amplification is not None and rule.pulls and not inner.fallback:
