@@ -187,7 +187,7 @@ def train_quietly(trainer: Any, steps: Steps, resume: Any = None) -> None:
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(StepsCallback())
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train(**({} if resume is None else {"resume_from_checkpoint": resume}))
 
 
 def cell_key(task: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> str:
