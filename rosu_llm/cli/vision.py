@@ -40,12 +40,14 @@ def main(argv: Sequence[str]) -> int:
     return _ACTIONS[options.action](options, values, seeds)
 
 
-def _task(options: argparse.Namespace, values: dict[str, Any], protocol: str | None = None) -> VisionTask:
+def _task(
+    options: argparse.Namespace, values: dict[str, Any], protocol: str | None = None, *, curves: bool = False
+) -> VisionTask:
     from ..vision.task import VisionTask
     from ..vision.toy import toy_images
 
     own = values if protocol is None else {**values, "protocol": protocol}
-    return VisionTask(own, options.out / "models", toy_images() if options.smoke else None)
+    return VisionTask(own, options.out / "models", toy_images() if options.smoke else None, curves=curves)
 
 
 def _run(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) -> int:
@@ -85,7 +87,7 @@ def _ablate(options: argparse.Namespace, values: dict[str, Any], seeds: list[int
 
     shown = []
     for protocol in _protocols(values):
-        task = _task(options, values, protocol)
+        task = _task(options, values, protocol, curves=True)
         for name in (options.grid or "components").split(","):
             fixed = ("rho", "learning_rate", "num_train_epochs", "retain_batch_size")
             grid = vision_grid(name.strip(), protocol, {key: values[key] for key in fixed if key in values})

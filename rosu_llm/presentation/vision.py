@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from ..files import write_json
 from ..vision.table import VisionDocument
 from ..vision.task import COLUMNS
-from .blocks import Footnotes, Row, Section, Table, TableCell, Text, shown
-from .writers import write_table
+from .blocks import Figure, Footnotes, Row, Section, Table, TableCell, Text, shown
+from .charts import Panel, Series, along
+from .writers import write_figures, write_table
+
+logger = logging.getLogger(__name__)
 
 _PROTOCOLS = {"classwise": "Class-wise forgetting", "random": "Random forgetting"}
 
@@ -47,7 +51,22 @@ def vision_section(document: VisionDocument, title: str, key: str) -> Section:
         for row in document["rows"]
         if row.get("selected")
     ]
-    return Section(key, caption, [Text(what), table, *chosen])
+    figures = [_curves(document, caption, key, table)] if any(row.get("curve") for row in document["rows"]) else []
+    return Section(key, caption, [Text(what), table, *figures, *chosen])
+
+
+def _curves(document: VisionDocument, caption: str, key: str, table: Table) -> Figure:
+    """RA and FA over epochs, with Retrain's as level lines."""
+    gold = next(row for row in document["rows"] if row["name"] == "retrain")["figures"]
+    panels = []
+    for name in ("RA", "FA"):
+        series = [
+            Series(row["label"], [(x, y, spread) for x, y, spread in row["curve"][name]])
+            for row in document["rows"]
+            if row.get("curve")
+        ]
+        panels.append(Panel(name, series, {"Retrain": gold[name]["mean"]} if name in gold else {}))
+    return along(f"{key}_epochs", caption, "epoch", panels, table)
 
 
 def _row(row: dict[str, Any], footnotes: Footnotes) -> Row:
@@ -69,6 +88,9 @@ def _row(row: dict[str, Any], footnotes: Footnotes) -> Row:
 
 
 def write_vision(document: VisionDocument, section: Section, folder: Path) -> list[Path]:
-    """The document, and its table as markdown, LaTeX and JSON; returns what was written."""
+    """The document, its table as markdown, LaTeX and JSON, and with matplotlib its curves; returns what was written."""
     path = write_json(folder / f"vision_{section.key}.json", dict(document))
-    return [path, *write_table(section.tables[0], folder / section.key)]
+    figures, missing = write_figures(section.figures, folder)
+    if missing:
+        logger.warning("%s", missing)
+    return [path, *write_table(section.tables[0], folder / section.key), *figures]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from ..errors import unknown
 from ..experiments.ablate.cells import plan, run_cells, selector
 from ..experiments.ablate.grid import GRIDS, Grid, Variant
-from ..experiments.attempt import AttemptObserver
+from ..experiments.attempt import AttemptObserver, Record
 from .rows import default_settings
 from .settings import complete_vision
 from .table import VisionDocument, dataset_name, paper_figures, row_of, vision_document
@@ -57,5 +58,20 @@ def run_ablation(
     made = [row_of(select, "", label, name, {}) for name, label in (("before", "before"), ("retrain", "Retrain"))]
     for variant in grid.variants:
         row = row_of(select, grid.name, variant.label, variant.label, paper)
-        made.append({**row, "selected": dict(variant.settings), "trials": []})
+        curve = epoch_curve(select(grid.name, variant.label))
+        made.append({**row, "selected": dict(variant.settings), "trials": [], "curve": curve})
     return vision_document(task, made, seeds)
+
+
+def epoch_curve(records: Mapping[int, Record]) -> dict[str, list[tuple[float, float, float | None]]]:
+    """Measure → (epoch, mean, standard deviation over seeds), of the cells that kept one."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for record in records.values():
+        for entry in record.log:
+            for name in ("RA", "FA"):
+                if name in entry:
+                    found.setdefault(name, {}).setdefault(entry["epoch"], []).append(entry[name])
+    return {
+        name: [(epoch, mean(own), stdev(own) if len(own) > 1 else None) for epoch, own in sorted(points.items())]
+        for name, points in found.items()
+    }

@@ -144,9 +144,12 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
 def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, of pixels from 0 to 1; from counts of the 256 values, exactly."""
     values = torch.arange(256, dtype=torch.float64) / 255.0
+    counted = torch.zeros(pixels.shape[1], 256, dtype=torch.float64)
+    for some in pixels.split(4096):  # bincount takes eight bytes per pixel
+        for channel, counts in enumerate(counted):
+            counts += torch.bincount(some[:, channel].flatten().to(torch.int64), minlength=256)
     means, stds = [], []
-    for channel in range(pixels.shape[1]):
-        counts = torch.bincount(pixels[:, channel].flatten().to(torch.int64), minlength=256).double()
+    for counts in counted:
         share = counts / counts.sum()
         mean = float(share @ values)
         means.append(mean)

@@ -78,7 +78,10 @@ class Bench:
     def identity(self) -> dict[str, Any]:
         """What makes two trained models the same: the images themselves, and how they were trained on."""
         names = ("model", "width", "pretrain_epochs", "pretrain_lr", "pretrain_batch_size", "validation_share")
-        sums = [int(images.pixels.long().sum()) * 31 + int(images.labels.sum()) for images in (self.train, self.test)]
+        sums = [
+            int(images.pixels.sum(dtype=torch.int64)) * 31 + int(images.labels.sum())
+            for images in (self.train, self.test)
+        ]
         own = {name: getattr(self.arguments, name) for name in names}
         images = [len(self.train), len(self.test), len(self.train.classes), *sums]
         return {**own, "images": images, "statistics": [list(part) for part in self.statistics]}

@@ -270,10 +270,13 @@ def _hub(source: str) -> tuple[Images, Images]:
         raise DataError(f"{name} has the splits {sorted(found)}: 'train' and one of {_HUB_TESTS} are needed.")
 
     def read(part: Any) -> Images:
+        missing = [column for column in (image, label) if column not in part.column_names]
+        if missing:
+            raise DataError(f"{name} has the columns {part.column_names} but no {missing[0]!r}.")
         pixels = [np.asarray(row.convert("RGB")) for row in part[image]]
         for own in pixels:
             if own.shape != pixels[0].shape:
                 raise DataError(f"{name} has images of different sizes: resize them first.")
-        return checked(np.stack(pixels), part[label], getattr(part.features[label], "names", None), name)
+        return checked(np.stack(pixels), list(part[label]), getattr(part.features[label], "names", None), name)
 
     return read(found["train"]), read(found[test])

@@ -31,7 +31,8 @@ class VisionDocument(TypedDict):
     Attributes:
         setup: model, images, epochs, protocol, seeds.
         rows: ``name``, ``label``, ``figures`` (measure → mean, std, count; ``delta`` of the means, as the paper's),
-            ``paper`` (its figures, where it has them), ``selected`` settings, ``trials`` and ``errors``.
+            ``paper`` (its figures, where it has them), ``selected`` settings, ``trials`` and ``errors``; of ablations
+            ``curve``, RA and FA by epoch.
     """
 
     schema: str

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import TrainerCallback
 
 from ..errors import ConfigError
 from ..experiments.attempt import Started, Steps
 from .batches import normalised
 from .fit import QUIET, Bench
 from .images import Images, load_images
-from .metrics import delta_accuracy
+from .metrics import accuracy, delta_accuracy, predictions
 from .one_step.fisher import fisher_forgetting
 from .one_step.influence import influence_unlearning
 from .settings import VisionArguments, build_vision
@@ -38,6 +39,7 @@ class VisionTask:
         values: settings of every cell.
         folder: where trained models are kept.
         images: in place of those that ``data`` names.
+        curves: measure RA and FA after every epoch, too.
     """
 
     columns: Mapping[str, str] = COLUMNS
@@ -49,16 +51,24 @@ class VisionTask:
     )
     references: Mapping[str, str] = {"before": "before", "retain_only": "Retrain"}
 
-    def __init__(self, values: Mapping[str, Any], folder: Path, images: tuple[Images, Images] | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        folder: Path,
+        images: tuple[Images, Images] | None = None,
+        *,
+        curves: bool = False,
+    ) -> None:
         arguments, config = build_vision({**values, **QUIET, "output_dir": str(folder)})
         train, test = load_images(str(arguments.data), arguments.test_data) if images is None else images
         self.base: Mapping[str, Any] = dict(values)
         common = {name: getattr(config, name) for name in _COMMON if name in values}
         self.bench = Bench(train, test, arguments, folder, common)
+        self._curves = curves
         self._gold: dict[int, dict[str, float]] = {}
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {"task": "vision", **self.bench.identity}
+        return {"task": "vision", **self.bench.identity, **({"curves": True} if self._curves else {})}
 
     def reference_seeds(self, seeds: Sequence[int]) -> list[int]:
         return list(seeds)
@@ -87,7 +97,11 @@ class VisionTask:
             spent = time.perf_counter() - begun
             return Started(None, self._measures(model, split, seed, begun, spent))
         trainer = self.bench.unlearner(model, split, arguments, config)
-        return Started(trainer, self._measures(trainer.model, split, seed, begun), details=lambda: _log(trainer))
+        curve: list[dict[str, float]] = []
+        if self._curves:
+            trainer.add_callback(EpochCurve(self.bench, split, curve))
+        measure = self._measures(trainer.model, split, seed, begun)
+        return Started(trainer, measure, details=lambda: {"log": [*curve, *_losses(trainer)]})
 
     def _measures(self, model: nn.Module, split: Split, seed: int, begun: float, spent: float | None = None) -> Any:
         def measure() -> dict[str, float]:
@@ -127,5 +141,25 @@ class VisionTask:
         return normalised(train.pixels[rows], *self.bench.statistics).to(device), train.labels[rows].to(device)
 
 
-def _log(trainer: Any) -> dict[str, Any]:
-    return {"log": [entry for entry in trainer.state.log_history if "loss" in entry]}
+class EpochCurve(TrainerCallback):
+    """RA and FA before the first step and after every epoch."""
+
+    def __init__(self, bench: Bench, split: Split, found: list[dict[str, float]]) -> None:
+        self._bench, self._found = bench, found
+        self._parts = {"RA": bench.train.take(split.retain), "FA": bench.train.take(split.forget)}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._measure(0.0, model)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._measure(float(round(state.epoch or 0)), model)
+
+    def _measure(self, epoch: float, model: Any) -> None:
+        entry = {"epoch": epoch}
+        for name, images in self._parts.items():
+            entry[name] = accuracy(predictions(model, images, *self._bench.statistics), images.labels)
+        self._found.append(entry)
+
+
+def _losses(trainer: Any) -> list[dict[str, float]]:
+    return [entry for entry in trainer.state.log_history if "loss" in entry]

@@ -123,6 +123,28 @@ def test_torchvisions_cifar_is_read_without_running_what_a_pickle_asks_for(tmp_p
     assert (folder / "test_batch").is_file()
 
 
+def test_the_hubs_columns_become_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the download."""
+    import datasets
+
+    raw = images(6, side=5)
+    rows = {"image": [pixels.permute(1, 2, 0).numpy() for pixels in raw.pixels], "label": raw.labels.tolist()}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abcd"))})
+    made = datasets.Dataset.from_dict(rows, features=features)
+    asked: list[str] = []
+
+    def give(name: str) -> Any:
+        asked.append(name)
+        return datasets.DatasetDict({"train": made, "valid": made})
+
+    monkeypatch.setattr(datasets, "load_dataset", give)
+    train, test = load_images("tiny-imagenet")
+    assert asked == ["zh-plus/tiny-imagenet"] and train.classes == tuple("abcd")
+    assert torch.equal(train.pixels, raw.pixels) and torch.equal(test.labels, raw.labels)
+    with pytest.raises(DataError, match=r"columns \['image', 'label'\] but no 'img'"):
+        load_images("cifar10")
+
+
 def test_what_is_no_source(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no images that are understood"):
         load_images(str(tmp_path))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from rosu_llm import ROSUConfig
 from rosu_llm.cli.main import main
 from rosu_llm.errors import ConfigError
 from rosu_llm.experiments.attempt import Unobserved
-from rosu_llm.vision.ablate import vision_grid
+from rosu_llm.presentation.vision import vision_section, write_vision
+from rosu_llm.vision.ablate import run_ablation, vision_grid
 from rosu_llm.vision.rows import PAPER_ROWS, ROWS, TRIALS, given_settings, trials
-from rosu_llm.vision.settings import build_vision
+from rosu_llm.vision.settings import VisionArguments, VisionConfig, build_vision
 from rosu_llm.vision.table import dataset_name, paper_figures, run_table
 from rosu_llm.vision.task import VisionTask
 from rosu_llm.vision.toy import toy_images, toy_settings
@@ -107,6 +111,34 @@ def test_the_model_before_unlearning_is_the_same_for_all_seeds_and_never_saw_val
         assert not held & set(split.forget.tolist()) and not held & set(split.retain.tolist())
 
 
+def test_training_that_was_interrupted_goes_on_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+    def bench(folder: Path) -> Any:
+        settings = {**toy_settings({}), "pretrain_epochs": 3}
+        return VisionTask(settings, folder, toy_images()).bench
+
+    def stop(done: int, total: int) -> None:
+        if done == 8:  # in the second of three epochs of five steps
+            raise KeyboardInterrupt
+
+    whole = bench(tmp_path / "whole").learned(lambda done, total: None)
+    with pytest.raises(KeyboardInterrupt):
+        bench(tmp_path / "parts").learned(stop)
+    taken: list[int] = []
+    again = bench(tmp_path / "parts").learned(lambda done, total: taken.append(done))
+    assert taken[0] == 6 and taken[-1] == 15
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    read = bench(tmp_path / "parts").learned(stop)  # is there: nothing is trained
+    assert torch.equal(read.state_dict()["head.weight"], whole.state_dict()["head.weight"])
+
+
+def test_every_setting_of_vision_is_documented() -> None:
+    page = (ROOT / "docs" / "vision.md").read_text(encoding="utf-8")
+    own = {f.name for f in dataclasses.fields(VisionConfig)} - {f.name for f in dataclasses.fields(ROSUConfig)}
+    for name in {*own, *(f.name for f in dataclasses.fields(VisionArguments)), *ROWS}:
+        assert f"`{name}`" in page, name
+
+
 @pytest.mark.parametrize("action", ["run", "diagnose"])
 def test_the_verb_runs_at_toy_size(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(ROOT / "configs/vision/cifar10_cpu.yaml")
@@ -119,6 +151,24 @@ def test_the_verb_runs_at_toy_size(action: str, tmp_path: Path, capsys: pytest.C
     else:
         found = json.loads((tmp_path / "random" / "diagnosis.json").read_text())
         assert found["full_batch"]["curve"] and "over all samples" in shown
+
+
+def test_an_ablation_has_a_curve_by_epoch_that_ends_at_its_figures(tmp_path: Path) -> None:
+    values = {**toy_settings({"protocol": "random"}), "num_train_epochs": 2}
+    toy = VisionTask(values, tmp_path / "models", toy_images(), curves=True)
+    grid = vision_grid("components", "random", {"num_train_epochs": 2})
+    grid = dataclasses.replace(grid, variants=grid.variants[:1])
+    document = run_ablation(toy, grid, [0, 1], tmp_path, Unobserved())
+    before, _, row = document["rows"]
+    assert [point[0] for point in row["curve"]["FA"]] == [0.0, 1.0, 2.0]
+    for name in ("RA", "FA"):
+        assert row["curve"][name][0][1] == pytest.approx(before["figures"][name]["mean"])
+        _, mean, spread = row["curve"][name][-1]
+        assert mean == pytest.approx(row["figures"][name]["mean"]) and spread == pytest.approx(
+            row["figures"][name]["std"]
+        )
+    written = write_vision(document, vision_section(document, grid.title, "components_random"), tmp_path / "out")
+    assert {path.name for path in written} >= {"components_random.md", "components_random_epochs.png"}
 
 
 @pytest.mark.parametrize(
