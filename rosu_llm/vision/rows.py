@@ -39,8 +39,8 @@ _LONG = {"num_train_epochs": 10}
 ROWS: dict[str, TableRow] = {
     "ft": TableRow("FT", {"method": "ft", **_LONG}, {"learning_rate": _WIDE}),
     "ng": TableRow("NG", {"method": "ng", **_LONG}, {"learning_rate": tuple(r / 100.0 for r in _WIDE)}),
-    "ff": TableRow("FF", {"one_step": "ff"}, {"edit_strength": (1e-9, 3e-9, 1e-8, 3e-8, 1e-7, 3e-7, 1e-6, 3e-6)}),
-    "iu": TableRow("IU", {"one_step": "iu"}, {"edit_strength": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)}),
+    "ff": TableRow("FF", {"one_step": "ff"}, {"edit_strength": (1e-8, 3e-8, 1e-7, 3e-7, 1e-6, 2e-6, 4e-6, 1e-5)}),
+    "iu": TableRow("IU", {"one_step": "iu"}, {"edit_strength": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}),
     "l1_sparse": TableRow(
         "ℓ1-sparse", {"method": "ft", "l1": 1e-5, **_LONG}, {"learning_rate": _RATES, "l1": (1e-5, 1e-4)}
     ),
