@@ -35,6 +35,8 @@ class VisionTrainer(ROSUTrainer):
     lr_scheduler: Any
 
     def __init__(self, model: Any, args: VisionConfig, **kwargs: Any) -> None:
+        if not isinstance(args, VisionConfig):
+            raise ConfigError(f"args is a {type(args).__name__} without the settings of images: pass VisionConfig(…).")
         check_batch_size(model, args, kwargs.get("train_dataset"))
         super().__init__(model, args, **kwargs)
 

@@ -13,9 +13,10 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.func import functional_call
 
+from rosu_llm import ROSUConfig
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.vision.settings import VisionConfig, build_vision
-from rosu_llm.vision.trainer import running_statistics
+from rosu_llm.vision.trainer import VisionTrainer, running_statistics
 from tests.algorithm1 import Flat, surrogate_step
 from tests.models import flat
 from tests.vision.small import SmallCNN, trainer
@@ -154,6 +155,23 @@ def test_single_images_are_seen_by_running_statistics(method: str, tmp_path: Pat
     logits = twin.eval()(batches[0]["retain"]["pixel_values"]).logits
     each = functional.cross_entropy(logits, batches[0]["retain"]["labels"], reduction="none")
     assert float((each - loss).abs().min()) < 1e-12
+
+
+def test_mixed_precision_takes_the_same_step_up_to_its_rounding(tmp_path: Path) -> None:
+    found = []
+    for mixed in (False, True):
+        model = SmallCNN()
+        trainer(model, tmp_path, max_steps=1, bf16=mixed).train()
+        assert next(model.parameters()).dtype == torch.float32
+        found.append(flat(model.parameters()))
+    start = flat(SmallCNN().parameters())
+    # bfloat16 has 8 bits: single products are off by up to 2⁻⁹, and q is a difference of gradients
+    assert float((found[0] - found[1]).norm() / (found[0] - start).norm()) < 0.05
+
+
+def test_another_trainers_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ROSUConfig without the settings of images"):
+        VisionTrainer(SmallCNN(), ROSUConfig(use_cpu=True))  # type: ignore[arg-type]
 
 
 def test_running_statistics_puts_every_layer_back() -> None:
