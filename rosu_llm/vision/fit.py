@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..experiments.attempt import cell_key, train_quietly
 from ..files import check_writable
-from .batches import ImageCollator, ImagePairs, batch_ratio, channel_statistics
+from .batches import ImageCollator, ImagePairs, PlainImages, batch_ratio, channel_statistics
 from .images import Images
 from .metrics import accuracy, mia_efficacy, predictions, true_class
 from .models import WEIGHTS, build_model, load_model, save_model
@@ -142,17 +142,22 @@ class Bench:
         """A trainer that makes ``model`` forget."""
         items, forget_each, retain_each = batch_ratio(arguments.forget_batch_size, arguments.retain_batch_size)
         config.per_device_train_batch_size = items
-        passes = config.rule().passes
+        rule = config.rule()
         pairs = ImagePairs(
-            split.forget if "forget" in passes else None,
+            split.forget if "forget" in rule.passes else None,
             split.retain,
             forget_each=forget_each,
             retain_each=retain_each,
             augment=config.augment,
             seed=config.seed,
         )
-        joint = config.batch_norm == "joint"
-        return VisionTrainer(model, config, train_dataset=pairs, data_collator=self.collator(joint=joint))
+        return VisionTrainer(
+            model,
+            config,
+            train_dataset=pairs,
+            data_collator=self.collator(joint=config.batch_norm == "joint"),
+            memory_dataset=PlainImages(split.retain) if rule.stored or rule.refreshes else None,
+        )
 
     def measure(self, model: nn.Module, split: Split, *, seed: int = 0) -> dict[str, float]:
         """RA, FA, TA and MIA-Eff, and TA and MIA-Eff on the validation images (``VA``, ``validation_MIA``)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
 
 from rosu_llm import ROSUConfig
 from rosu_llm.cli.main import main
@@ -17,6 +19,8 @@ from rosu_llm.errors import ConfigError
 from rosu_llm.experiments.attempt import Unobserved
 from rosu_llm.presentation.vision import vision_section, write_vision
 from rosu_llm.vision.ablate import run_ablation, vision_grid
+from rosu_llm.vision.batches import normalised
+from rosu_llm.vision.fit import QUIET
 from rosu_llm.vision.rows import PAPER_ROWS, ROWS, TRIALS, given_settings, trials
 from rosu_llm.vision.settings import VisionArguments, VisionConfig, build_vision
 from rosu_llm.vision.table import dataset_name, paper_figures, run_table
@@ -130,6 +134,28 @@ def test_training_that_was_interrupted_goes_on_and_ends_with_the_same_weights(tm
         assert torch.equal(value, again.state_dict()[name]), name
     read = bench(tmp_path / "parts").learned(stop)  # is there: nothing is trained
     assert torch.equal(read.state_dict()["head.weight"], whole.state_dict()["head.weight"])
+
+
+def test_a_refreshed_memory_is_the_gradient_of_all_retain_images(task: VisionTask, tmp_path: Path) -> None:
+    values = {**task.base, "protect": "both", "memory_refresh": 2, "output_dir": str(tmp_path), **QUIET}
+    arguments, config = build_vision(values)
+    model, split = task.bench.learned(lambda done, total: None), task.bench.split(0)
+    twin = copy.deepcopy(model).eval()
+    trainer = task.bench.unlearner(model, split, arguments, config)
+    seen: list[Any] = []
+    refresh = trainer._refresh_memory
+
+    def look(step: Any) -> None:
+        refresh(step)
+        seen.append([t.clone() for t in step.space.memory["m"]])
+
+    trainer._refresh_memory = look  # type: ignore[method-assign]
+    trainer.train()
+    kept = task.bench.train.take(split.retain)
+    loss = functional.cross_entropy(twin(normalised(kept.pixels, *task.bench.statistics)).logits, kept.labels)
+    for mine, truth in zip(seen[0], torch.autograd.grad(loss, list(twin.parameters())), strict=True):
+        assert torch.allclose(mine, truth, rtol=1e-3, atol=1e-5)
+    assert len(seen) == -(-trainer.state.global_step // 2)
 
 
 def test_every_setting_of_vision_is_documented() -> None:
