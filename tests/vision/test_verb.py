@@ -216,6 +216,11 @@ def test_bad_input_is_one_line(
     assert message in errors and "Traceback" not in errors
 
 
+def test_a_vision_recipe_given_to_another_verb_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--config", str(ROOT / "configs/vision/cifar10.yaml")]) != 0
+    assert "which have a verb of their own: rosu vision" in capsys.readouterr().err
+
+
 def test_nothing_outside_imports_vision_at_the_top() -> None:
     """Language users pay nothing: only the verb and its page do, and they are imported when the verb is called."""
     allowed = {"cli/vision.py", "presentation/vision.py"}
