@@ -8,8 +8,9 @@ on from its last epoch.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from ..experiments.attempt import cell_key, train_quietly
-from ..files import check_writable
+from ..files import check_writable, read_json
 from .batches import ImageCollator, ImagePairs, PlainImages, batch_ratio, channel_statistics
 from .images import Images
 from .metrics import accuracy, mia_efficacy, predictions, true_class
-from .models import WEIGHTS, build_model, load_model, save_model
+from .models import DESCRIPTION, WEIGHTS, build_model, load_model, save_model
 from .settings import VisionArguments, VisionConfig
 from .splits import Split, make_split
 from .trainer import VisionTrainer
@@ -51,6 +52,8 @@ class Bench:
     arguments: VisionArguments
     folder: Path
     common: Mapping[str, Any]
+    #: Role → how long the model of that role took that was trained or read last.
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def split(self, seed: int, arguments: VisionArguments | None = None) -> Split:
         """What a seed forgets."""
@@ -107,6 +110,7 @@ class Bench:
         key = cell_key({**self.identity, "rows": rows.tolist()}, {}, seed)
         folder = self.folder / f"{role}-{key}"
         if (folder / WEIGHTS).is_file():
+            self.seconds[role] = float(read_json(folder / DESCRIPTION).get("seconds", 0.0))
             return load_model(folder, model)
         check_writable(folder, f"--out {self.folder.parent}")
         own, checkpoints = self.arguments, folder / "checkpoints"
@@ -125,9 +129,12 @@ class Bench:
         )
         pairs = ImagePairs(None, rows, seed=seed)
         trainer = VisionTrainer(model, config, train_dataset=pairs, data_collator=self.collator())
+        begun = time.perf_counter()
         train_quietly(trainer, steps, resume=config.resume_from_checkpoint)
+        self.seconds[role] = time.perf_counter() - begun
         if trainer.is_world_process_zero():
-            save_model(trainer.model, folder, {"role": role, "seed": seed, "images": len(rows), **self.identity})
+            about = {"role": role, "seed": seed, "trained_on": len(rows), "seconds": self.seconds[role]}
+            save_model(trainer.model, folder, {**about, **self.identity})
             shutil.rmtree(checkpoints, ignore_errors=True)
         fitted: nn.Module = trainer.model
         return fitted

@@ -77,12 +77,12 @@ class VisionTask:
         return {name: settings[name] for name in _SPLIT}
 
     def refer(self, name: str, seed: int, steps: Steps) -> Started:
-        split, begun = self.bench.split(seed), time.perf_counter()
+        split = self.bench.split(seed)
         if name == "before":
-            model = self.bench.learned(steps)
+            model, role = self.bench.learned(steps), "learned"
         else:
-            model = self.bench.retrained(split, seed, steps)
-        return Started(None, self._measures(model, split, seed, begun))
+            model, role = self.bench.retrained(split, seed, steps), "retrained"
+        return Started(None, self._measures(model, split, seed, 0.0, self.bench.seconds[role]))
 
     def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> Started:
         arguments, config = build_vision({**values, **QUIET, "seed": seed, "output_dir": str(folder)})

@@ -92,6 +92,7 @@ def test_a_table_selects_on_validation_images_and_keeps_its_cells(task: VisionTa
     rows = {row["name"]: row for row in document["rows"]}
     assert list(rows) == ["before", "retrain", "iu", "l1_sparse"]
     assert rows["retrain"]["figures"]["delta"]["mean"] == 0.0
+    assert rows["retrain"]["figures"]["minutes"]["mean"] > 0.0  # also where another row had it trained
     for name in ("iu", "l1_sparse"):
         tried = rows[name]["trials"]
         best = min(tried, key=lambda trial: trial["validation_delta"])
@@ -214,6 +215,22 @@ def test_bad_input_is_one_line(
     assert main(["vision", *words]) != 0
     errors = capsys.readouterr().err
     assert message in errors and "Traceback" not in errors
+
+
+def test_the_papers_figures_stand_beside_ours_in_files_and_below_on_a_terminal() -> None:
+    figures = {name: {"mean": 50.0, "std": 1.0, "count": 3} for name in ("RA", "FA", "TA", "delta", "MIA", "minutes")}
+    paper = paper_figures("tables", "cifar10", "random")
+    rows = [
+        {"name": name, "label": name, "figures": figures, "paper": paper.get(name), "errors": []}
+        for name in ("before", "retrain", "rosu")
+    ]
+    setup = {"images": [9, 9, 10], "seeds": [0], "protocol": "random", "model": "resnet18", "width": 64}
+    setup |= {"pretrain_epochs": 200, "validation_share": 0.05}
+    section = vision_section({"schema": "", "setup": setup, "rows": rows}, "methods", "table_random")
+    whole, ours, theirs = section.tables
+    assert whole.folded and not ours.folded and len(whole.columns) == 12 and len(ours.columns) == 6
+    assert whole.rows[2].cells[9].value == theirs.rows[2].cells[3].value == 0.26
+    assert theirs.columns == ours.columns and ours.rows[2].cells[0].value == 50.0
 
 
 def test_a_vision_recipe_given_to_another_verb_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
