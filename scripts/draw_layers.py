@@ -10,26 +10,28 @@ BOXES: dict[str, tuple[int, int, int, str]] = {
     "cli": (0, 0, 3, "one file per verb; parses, calls, prints"),
     "toys": (2, 1, 1, "toy inputs of --smoke"),
     "presentation": (0, 2, 2, "documents → tables, figures, pages; report/"),
-    "analysis": (0, 3, 2, "coupling/  orthogonality/  safeguards  sensitivity"),
-    "experiments": (0, 4, 2, "train, measure, record: ablate/  sweep/  demo/"),
-    "recipes": (0, 5, 1, "settings → a prepared run"),
-    "openunlearning": (1, 5, 1, "the bridge to its trainers"),
-    "representation": (0, 6, 1, "Algorithm 3"),
-    "evaluation": (2, 6, 1, "benchmarks: tofu/  wmdp/"),
-    "training": (0, 7, 1, "configuration and Trainer"),
-    "step": (0, 8, 1, "passes, pull, schedules"),
-    "losses": (1, 8, 1, "plain functions in a registry"),
-    "data": (2, 8, 1, "pairs, corpora, chat formats"),
-    "space": (0, 9, 1, "where tensors live: one per layout"),
-    "geometry": (0, 10, 1, "float64 maths; methods/"),
-    "errors files compat": (0, 11, 3, "messages, atomic writes, versions of dependencies"),
+    "vision": (0, 3, 2, "image classifiers: data, models, tables"),
+    "analysis": (0, 4, 2, "coupling/  orthogonality/  safeguards  sensitivity"),
+    "experiments": (0, 5, 2, "train, measure, record: ablate/  sweep/  demo/"),
+    "recipes": (0, 6, 1, "settings → a prepared run"),
+    "openunlearning": (1, 6, 1, "the bridge to its trainers"),
+    "representation": (0, 7, 1, "Algorithm 3"),
+    "evaluation": (2, 7, 1, "benchmarks: tofu/  wmdp/"),
+    "training": (0, 8, 1, "configuration and Trainer"),
+    "step": (0, 9, 1, "passes, pull, schedules"),
+    "losses": (1, 9, 1, "plain functions in a registry"),
+    "data": (2, 9, 1, "pairs, corpora, chat formats"),
+    "space": (0, 10, 1, "where tensors live: one per layout"),
+    "geometry": (0, 11, 1, "float64 maths; methods/"),
+    "errors files compat": (0, 12, 3, "messages, atomic writes, versions of dependencies"),
 }
 
 #: A folder → those it imports; it may also import whatever they may.
 ARROWS: dict[str, tuple[str, ...]] = {
     "cli": ("toys",),
     "toys": ("presentation",),
-    "presentation": ("analysis",),
+    "presentation": ("vision",),
+    "vision": ("analysis",),
     "analysis": ("experiments",),
     "experiments": ("recipes", "evaluation"),
     "recipes": ("representation",),
@@ -66,7 +68,7 @@ def arrow(start: str, end: str) -> str:
 
 def picture() -> str:
     """The whole picture."""
-    width, height = 2 * LEFT + 2 * COLUMN + WIDTH, 2 * TOP + 11 * ROW + HEIGHT
+    width, height = 2 * LEFT + 2 * COLUMN + WIDTH, 2 * TOP + 12 * ROW + HEIGHT
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'

@@ -67,13 +67,29 @@ def algorithm_1(
     w = space.vector()
     loss_f = lambda weights: mean_nll(model, weights, forget)
     loss_r = lambda weights: mean_nll(model, weights, retain)
+    delta, v = surrogate_step(space, w, loss_f, loss_r, rho=rho, tau=tau, eps_q=eps_q, zero_order=zero_order)
+    return w, w + beta * delta - eta * v
+
+
+def surrogate_step(
+    space: Flat,
+    w: Tensor,
+    loss_f: Callable[[dict[str, Tensor]], Tensor],
+    loss_r: Callable[[dict[str, Tensor]], Tensor],
+    *,
+    rho: float,
+    tau: float = 1e-8,
+    eps_q: float = 1e-6,
+    zero_order: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """δ and v of Algorithm 1 (or 2) at w; in the fallback no δ, and v = g_r."""
     g_f, g_r = space.gradient(loss_f, w), space.gradient(loss_r, w)
     q = g_f - (g_f @ g_r) / (g_r @ g_r + tau) * g_r
     if q.norm() <= eps_q:
-        return w, w - eta * g_r
+        return torch.zeros_like(w), g_r
     u = q / q.norm()
     delta = rho * u
     alpha = rho / q.norm()
     s = space.gradient(loss_r, w + delta)
     v = s if zero_order else s + alpha * (s - (g_r @ s) / (g_r @ g_r + tau) * g_r - (u @ s) * u)
-    return w, w + beta * delta - eta * v
+    return delta, v

@@ -21,6 +21,7 @@ _RECIPES = _TRAINING | {"training", "representation"}
 _EXPERIMENTS = _RECIPES | {"recipes", "evaluation"}
 _ANALYSIS = _EXPERIMENTS | {"experiments"}
 _PRESENTATION = _ANALYSIS | {"analysis"}
+_PAGES = _PRESENTATION | {"vision"}
 
 #: Folder (or module of the top level) → what it may import. ``__version__`` is everybody's.
 ALLOWED: dict[str, set[str]] = {
@@ -38,10 +39,11 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": _BASE | {"losses", "data"},
     "experiments": _EXPERIMENTS,
     "analysis": _ANALYSIS,
-    "presentation": _PRESENTATION,
+    "vision": _PRESENTATION,
+    "presentation": _PAGES,
     "openunlearning": _RECIPES | {"evaluation"},
-    "toys": _PRESENTATION | {"presentation"},
-    "cli": _PRESENTATION | {"presentation", "toys"},
+    "toys": _PAGES | {"presentation"},
+    "cli": _PAGES | {"presentation", "toys"},
 }
 
 

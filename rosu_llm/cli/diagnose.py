@@ -10,7 +10,7 @@ from pathlib import Path
 from .common import add_launch_flags, check_out, launch, read_settings, shutdown
 
 #: Flags that say what to measure; the others are settings of the run.
-PLAN = ("pairs", "forget_batch_size", "retain_batch_size", "rhos", "points")
+PLAN = ("pairs", "forget_batch_size", "retain_batch_size", "rhos", "points", "full_batch")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,6 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--points", type=int, metavar="N", help="radii between 0 and the largest at which losses are measured (8)"
+    )
+    parser.add_argument(
+        "--full-batch",
+        action="store_true",
+        default=None,
+        help="also measure all samples at once, streamed, and cos θ for batches growing up to them; the advice is then "
+        "about the full batch",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results (default: output_dir)")
     add_launch_flags(parser)

@@ -19,6 +19,7 @@ VERBS = {
     "memory": "store gradients of the retain data, for unlearning where it cannot be kept",
     "sweep": "search any settings with Optuna, selected by Agg_MU; resumable, with table and frontier plot",
     "ablate": "run a grid of variants in resumable cells, with tables and plots",
+    "vision": "the paper's image classifiers: run, table, ablate, diagnose",
     "audit": "check full-retain orthogonality of mini-batch directions, and a run's numerical safeguards",
     "doctor": "what is installed, which devices and layouts work here, checked against one process",
     "report": "one self-contained page about one or several runs: curves, metrics, answers, audits",

@@ -176,8 +176,8 @@ def _run(start: Callable[[], Started], steps: Steps, keep: Keep) -> tuple[bool, 
     return kept, {"status": DONE, "metrics": metrics, "training_seconds": seconds, **more}
 
 
-def train_quietly(trainer: Any, steps: Steps) -> None:
-    """Train without the printing of Trainer's own callbacks."""
+def train_quietly(trainer: Any, steps: Steps, resume: Any = None) -> None:
+    """Train without the printing of Trainer's own callbacks; ``resume`` as ``resume_from_checkpoint``."""
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
     class StepsCallback(TrainerCallback):
@@ -187,7 +187,7 @@ def train_quietly(trainer: Any, steps: Steps) -> None:
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(StepsCallback())
-    trainer.train()
+    trainer.train(**({} if resume is None else {"resume_from_checkpoint": resume}))
 
 
 def cell_key(task: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> str:

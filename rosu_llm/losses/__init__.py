@@ -1,6 +1,6 @@
 """Losses as plain functions in a registry."""
 
-from . import distillation, language, preference, weighted
+from . import classification, distillation, language, preference, weighted
 from .language import COUNT, answer_mask, answer_nll, answer_values, logits_of, sequence_logprobs, token_nll
 from .reference import ReferenceLogProbs, ReferenceModel
 from .registry import LOSSES, LossContext, LossSpec, get_loss, register_loss
@@ -15,6 +15,7 @@ __all__ = [
     "answer_mask",
     "answer_nll",
     "answer_values",
+    "classification",
     "distillation",
     "get_loss",
     "language",

@@ -88,7 +88,7 @@ def count_positions(batch: Batch) -> Tensor:
 
 
 def count_labels(batch: Batch) -> Tensor:
-    """Number of answer tokens as inputs: positions that have a label."""
+    """Number of labels: answer tokens as inputs, or classes."""
     labels: Tensor = batch["labels"]
     return (labels != IGNORE).sum()
 

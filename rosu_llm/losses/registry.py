@@ -59,12 +59,13 @@ class LossSpec:
     Attributes:
         function: returns the sum over units of one batch.
         unit: what its sum is divided by: ``token`` (answer tokens), ``sequence`` (with an answer), ``position``
-            (attended tokens), ``place`` (all tokens, padding too), ``label`` (tokens of answers, as inputs), ``row``
-            (all sequences) or ``alternate`` (tokens of the third answers).
+            (attended tokens), ``place`` (all tokens, padding too), ``label`` (answer tokens as inputs, or classes),
+            ``row`` (all sequences) or ``alternate`` (tokens of the third answers).
         roles: where it makes sense, ``forget`` and/or ``retain``.
         reference: ``none``, ``logprobs`` (one number per sample, computed up front), ``distributions`` (at the answer
             positions; of hidden states computed up front, where samples can be listed), ``logits`` (needs the initial
             model at every step) or ``activations`` (of one layer: ``RepresentationTrainer``).
+        keys: what a batch must hold for it, where that is not what the trainer's batches hold anyway.
         options: names and defaults of its hyper-parameters.
         alternative: the third answer that it needs of every sample: ``none``, ``refusals`` or ``alternates``.
     """
@@ -74,6 +75,7 @@ class LossSpec:
     unit: str
     roles: tuple[str, ...]
     reference: str = "none"
+    keys: tuple[str, ...] | None = None
     options: Mapping[str, float] = field(default_factory=dict)
     alternative: str = "none"
 
@@ -91,6 +93,7 @@ def register_loss(
     roles: tuple[str, ...] = ("forget", "retain"),
     reference: str = "none",
     alternative: str = "none",
+    keys: tuple[str, ...] | None = None,
     **options: float,
 ) -> Callable[[LossFunction], LossFunction]:
     """Decorator: make ``loss(model, batch, context) -> sum`` available as ``forget_loss``/``retain_loss``."""
@@ -102,7 +105,7 @@ def register_loss(
         raise unknown("alternative", alternative, ALTERNATIVES)
 
     def add(function: LossFunction) -> LossFunction:
-        LOSSES[name] = LossSpec(name, function, unit, roles, reference, options, alternative)
+        LOSSES[name] = LossSpec(name, function, unit, roles, reference, keys, options, alternative)
         return function
 
     return add

@@ -45,6 +45,8 @@ def coupling_section(document: CouplingDocument, *, brief: bool = False) -> Sect
     said = [Text(document["advice"]["text"], strong=True)]
     layers = _parts_table("Coupling by layer", document["by_layer"], "layer")
     figures = [_cosines(document), _parts(document)]
+    if document.get("full_batch"):  # older files have none
+        figures.append(_growth_figure(document))
     if document["segments"]["standard"].get("retain_change"):  # not every pair fell back
         figures.append(_segments(document))
     tables = [_overall(document, 4), replace(layers, folded=True)]
@@ -70,7 +72,8 @@ def screen_tables(document: Document) -> list[Table]:
     """The tables that the terminal shows; of the parts only those that contribute most."""
     kinds = _parts_table("Coupling by kind of parameter", document["by_kind"], "kind")
     parts = _by_contribution(document, TOP_PARTS)
-    return [_overall(document), _effects(document), _radius(document), kinds, parts]
+    grown = [_growth(document)] if document.get("full_batch") else []
+    return [_overall(document), *grown, _effects(document), _radius(document), kinds, parts]
 
 
 def _overall(document: Document, digits: int = 3) -> Table:
@@ -87,6 +90,52 @@ def _overall(document: Document, digits: int = 3) -> Table:
         f"{coupling['fallbacks']} would fall back to plain retain descent; {len(document['skipped'])} left out."
     )
     return text_table("Coupling over mini-batch pairs", ("quantity", *_STATISTICS), rows, notes=(note,))
+
+
+def _growth(document: Document) -> Table:
+    """cos θ by batch size, and its limit: all samples."""
+    whole, setup = document["full_batch"], document["setup"]
+    rows = [
+        (
+            *(str(point[f"{part}_batch_size"]) for part in ("forget", "retain")),
+            str(point["pairs"]),
+            *(shown(point[name][key], 3) for name in ("cosine", "retain_alignment") for key in ("mean", "std")),
+        )
+        for point in whole["curve"]
+    ]
+    limit = shown(whole["coupling"]["cosine"]["mean"], 3)
+    rows.append((str(setup["forget_samples"]), str(setup["retain_samples"]), "all", limit, MISSING, "1", MISSING))
+    columns = ("forget", "retain", "pairs", "cos θ", "std", "cos(r, r_all)", "std")
+    note = (
+        "Samples per batch; cos(r, r_all): cosine of the batch's retain gradient with that of all retain samples. Last "
+        "row: all samples, the limit."
+    )
+    return text_table("cos θ by batch size", columns, rows, notes=(note,))
+
+
+def _growth_figure(document: Document) -> Figure:
+    whole = document["full_batch"]
+    sizes = [point["retain_batch_size"] for point in whole["curve"]]
+    limit, total = whole["coupling"]["cosine"]["mean"], document["setup"]["retain_samples"]
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for name, label, color in (("cosine", "cos θ", "C0"), ("retain_alignment", "cos(r, r_all)", "C2")):
+            means = [point[name]["mean"] for point in whole["curve"]]
+            spread = [point[name]["std"] or 0.0 for point in whole["curve"]]
+            axes.errorbar(sizes, means, yerr=spread, color=color, marker="o", markersize=3, capsize=2, label=label)
+        axes.axhline(limit, color="C0", linestyle=":", linewidth=1.4, label=f"all samples: {limit:.3f}")
+        axes.plot([total], [limit], "D", color="C0", markersize=4)
+        axes.axhline(0.0, color="0.6", linewidth=0.9, zorder=0)
+        axes.set(xscale="log", xlabel="retain samples per batch", ylabel="cosine", ylim=(-1.05, 1.05))
+        legend(figure, axes, columns=3)
+
+    title = "cos θ by batch size"
+    alt = f"{title}: " + ", ".join(
+        f"{n}: {shown(point['cosine']['mean'], 3)}" for n, point in zip(sizes, whole["curve"], strict=True)
+    )
+    caption = f"{title}: mean and standard deviation over pairs; dotted, the limit."
+    return Figure("diagnosis_batch_size", title, f"{alt}; all: {shown(limit, 3)}.", draw, _growth(document), caption)
 
 
 def _effects(document: Document) -> Table:

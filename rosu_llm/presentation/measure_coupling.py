@@ -25,7 +25,7 @@ class ShownDiagnosis(Diagnosis):
         print_diagnosis(self.document)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write diagnosis.json, diagnosis.md and, with matplotlib, three figures; returns what was written."""
+        """Write diagnosis.json, diagnosis.md and, with matplotlib, its figures; returns what was written."""
         return write_diagnosis(self.document, Path(folder))
 
 
@@ -41,6 +41,7 @@ def measure_coupling(
     rhos: Sequence[float] = RHOS,
     rho: float | None = None,
     points: int = 8,
+    full_batch: bool = False,
     seed: int = 0,
     method_args: MethodArguments | None = None,
     collator: Callable[[Sequence[Any]], Any] | None = None,
@@ -52,7 +53,7 @@ def measure_coupling(
         model: a model, or one wrapped in DDP, sharded by FSDP2, or a DeepSpeed ZeRO engine; then all processes call
             this with the same arguments. Only trainable parameters take part (with LoRA: the adapter).
         forget, retain: data sets of tokenised samples (``input_ids``, ``labels``), e.g. ``QuestionAnswerDataset``.
-        pairs, forget_batch_size, retain_batch_size, micro_batch_size, rhos, rho, points, seed: see
+        pairs, forget_batch_size, retain_batch_size, micro_batch_size, rhos, rho, points, full_batch, seed: see
             :class:`~rosu_llm.analysis.coupling.pairs.CouplingPlan`.
         method_args: losses, their options, reduction, τ and ε_q; ``ROSUConfig`` or ``MethodArguments``.
         collator: samples → batch; pads with token 0 (masked) unless given.
@@ -66,4 +67,4 @@ def measure_coupling(
     samples, settings = {"forget": forget, "retain": retain}, method_args or MethodArguments()
     collator = collator or ForgetRetainCollator()
     found = measure_model(model, samples, plan, settings, collator=collator, progress=progress)
-    return ShownDiagnosis(found.plan, found.settings, found.setup, found.records, found.skipped, found.parts)
+    return ShownDiagnosis(**{field.name: getattr(found, field.name) for field in fields(Diagnosis)})

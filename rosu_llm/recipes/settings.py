@@ -29,6 +29,10 @@ from ..training.values import coerce
 COMMAND_OPTIONS = ("config", "accelerate_config", "num_processes", "smoke", "estimate", "requests", "list_settings")
 
 
+#: Settings that a configuration of ``rosu vision`` is recognised by.
+_OF_IMAGES = ("data", "width", "protocol", "pretrain_epochs", "forget_class", "batch_norm")
+
+
 @dataclass
 class RunArguments:
     """What a run loads."""
@@ -244,6 +248,8 @@ def _unknown_key(key: str, fields: Mapping[str, Any], chosen: type[ROSUConfig]) 
             f"{key!r} is a setting of representation-level unlearning: set forget_loss and retain_loss to "
             "representation with it."
         )
+    if key in _OF_IMAGES:
+        return ConfigError(f"{key!r} is a setting of image classifiers, which have a verb of their own: rosu vision.")
     near = get_close_matches(key, fields, n=3, cutoff=0.6)
     hint = f" Did you mean {', '.join(near)}?" if near else " 'rosu train --list-settings' lists the method's."
     return ConfigError(f"Unknown setting {key!r}.{hint}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
 
@@ -226,7 +227,10 @@ class StepEngine:
         states: dict[str, RandomState] = {}
         for i, name in enumerate(passes):
             states[name] = RandomState.now(self._devices)
-            passed.append(self._pass(name, window[name]))
+            # Forget batches do not enter the running statistics that the model is kept with, where others can.
+            kept = frozen_statistics(self._module) if name == "forget" and "retain" in rule.passes else nullcontext()
+            with kept:
+                passed.append(self._pass(name, window[name]))
             if rule.perturbs or i + 1 < len(passes):
                 space.capture(GRADIENT[name])
             else:
@@ -275,9 +279,10 @@ class StepEngine:
             if not self._usable(gram):
                 return self._skip(losses, gram)
             if rule.needs_hessian:
-                for part, towards in rule.hessian_directions(gram, inner).items():
-                    states[part].restore()
-                    space.hessian_product(window[part], towards, into=HESSIAN[part])
+                with frozen_statistics(self._module):
+                    for part, towards in rule.hessian_directions(gram, inner).items():
+                        states[part].restore()
+                        space.hessian_product(window[part], towards, into=HESSIAN[part])
         vector = rule.outer(gram, inner)
         amplified, ratio = Vector(), None
         if amplification is not None and rule.pulls and not inner.fallback:

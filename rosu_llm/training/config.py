@@ -227,6 +227,7 @@ class MethodArguments:
                 "they are in: use reduction='window_tokens', or leave micro_batch_tokens out."
             )
         check_capture(self.capture_dtype, self.capture_device, self.rule())
+        self._check_classifier()
         self._check_calibration()
         self._check_depth()
         self._check_budget()
@@ -307,6 +308,23 @@ class MethodArguments:
             raise ConfigError(
                 f"rho='auto' is measured by the retain loss at w+δ, which method={self.method!r} does not compute: "
                 "give a number."
+            )
+
+    def _check_classifier(self) -> None:
+        """Raise for what is measured in answer tokens, which a classifier has none of."""
+        labels = [self.loss(role).unit == "label" for role in ("forget", "retain")]
+        if not any(labels):
+            return
+        for name, off in (("calibrate", "off"), ("forget_until", "off"), ("budget", None)):
+            if getattr(self, name) != off:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} measures answer tokens, and the loss 'classification' has none: "
+                    "leave it out."
+                )
+        if not all(labels):
+            raise ConfigError(
+                f"forget_loss={self.forget_loss!r} and retain_loss={self.retain_loss!r} are of different models: a "
+                "classifier needs 'classification' for both."
             )
 
     def _check_calibration(self) -> None:

@@ -53,7 +53,7 @@ def sample_closures(
     units = COUNT[loss.spec.unit]
     near = [{name: b[name].cpu() for name in _COUNTED if name in b} for b in batches]  # what is asked row by row
     # A sample without answer tokens has no gradient to protect.
-    rows = [[i for i in range(len(b["input_ids"])) if float(units(single(b, i))) > 0.0] for b in near]
+    rows = [[i for i in range(len(b.get("input_ids", b["labels"]))) if float(units(single(b, i))) > 0.0] for b in near]
     sizes = torch.zeros(longest, dtype=torch.float64)
     sizes[: len(rows)] = torch.tensor([float(len(found)) for found in rows])
     table = ranks.gather(sizes).round().to(torch.int64).tolist()
@@ -92,6 +92,8 @@ def end_of(batch: Mapping[str, Any], row: int) -> int:
     token as well.
     """
     mask, labels = batch.get("attention_mask"), batch.get("labels")
+    if "input_ids" not in batch:
+        return 0  # nothing is padded
     if mask is None or mask.dim() != 2 or not bool(mask[row].any()):
         return int(batch["input_ids"].shape[1])
     used = mask[row].bool() if labels is None else mask[row].bool() | (labels[row] != IGNORE)
@@ -103,7 +105,7 @@ def single(batch: Mapping[str, Any], row: int, end: int | None = None) -> dict[s
 
     Padding in front stays: without explicit positions, taking it away would shift those of the tokens.
     """
-    rows, length = batch["input_ids"].shape[:2]
+    rows, length = batch["input_ids"].shape[:2] if "input_ids" in batch else (len(batch["labels"]), None)
     end = end_of(batch, row) if end is None else end
     sample: dict[str, Any] = {}
     for name, value in batch.items():

@@ -102,6 +102,8 @@ def _length(sample: Mapping[str, Any]) -> int:
 def _regular(batches: Sequence[Batch]) -> bool:
     """Whether every value is a tensor with a row per sample, and those per token fit together."""
     first = batches[0]
+    if "input_ids" not in first:
+        return False
     for batch in batches:
         rows, length = batch["input_ids"].shape[:2]
         if batch.keys() != first.keys() or batch["input_ids"].dim() != 2:

@@ -282,7 +282,9 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        check_batch(inputs, self.method_args.rule().passes, self._batch_keys)
+        settings = self.method_args
+        passes = settings.rule().passes
+        check_batch(inputs, passes, self._batch_keys, {part: settings.loss(part).keys for part in passes})
         self._window.append(self._prepare_inputs(inputs))
         if not self._steps_next():
             return torch.zeros((), device=self.args.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +26,13 @@ from ..step import Closure
 PARTS = ("forget", "retain")
 
 
-def check_batch(batch: Any, parts: Iterable[str] = PARTS, keys: Iterable[str] = ("input_ids", "labels")) -> None:
-    """Raise one clear error for a batch the step cannot use."""
+def check_batch(
+    batch: Any,
+    parts: Iterable[str] = PARTS,
+    keys: Iterable[str] = ("input_ids", "labels"),
+    own: Mapping[str, Iterable[str] | None] | None = None,
+) -> None:
+    """Raise one clear error for a batch the step cannot use; ``own`` are keys of single parts, in place of ``keys``."""
     if not isinstance(batch, Mapping):
         raise DataError(f"A batch must be a mapping {{'forget': …, 'retain': …}}, not {type(batch).__name__}.")
     for part in parts:
@@ -37,7 +43,7 @@ def check_batch(batch: Any, parts: Iterable[str] = PARTS, keys: Iterable[str] = 
             )
         if not isinstance(batch[part], Mapping):
             raise DataError(f"batch[{part!r}] must hold input_ids and labels, not {type(batch[part]).__name__}.")
-        for key in keys:
+        for key in (own or {}).get(part) or keys:
             if key not in batch[part]:
                 raise DataError(f"batch[{part!r}] has keys {sorted(map(str, batch[part]))} but no {key!r}.")
 
@@ -72,6 +78,26 @@ class WindowLoss:
         """
         units = COUNT[self.spec.unit]
         counts = [float(n) for n in torch.stack([units(batch) for batch in batches]).tolist()]  # the host waits once
+        missing = max(0, (count or 0) - len(batches))
+        padded = [*batches, *([batches[-1]] * missing)]
+        weights = [*self._weights(counts, part), *([0.0] * missing)]
+        return [self.share(model, batch, weight) for batch, weight in zip(padded, weights, strict=True)]
+
+    def streamed(
+        self, model: nn.Module, batches: Sequence[Callable[[], Mapping[str, Any]]], part: str, count: int
+    ) -> list[Closure]:
+        """The same for batches that are too many to keep: each is made when its closure is called, and dropped."""
+        units = COUNT[self.spec.unit]
+        weights = self._weights([float(units(make())) for make in batches], part)
+        missing = max(0, count - len(batches))
+        padded = zip([*batches, *([batches[-1]] * missing)], [*weights, *([0.0] * missing)], strict=True)
+        return [partial(self._late, model, make, weight) for make, weight in padded]
+
+    def _late(self, model: nn.Module, make: Callable[[], Mapping[str, Any]], weight: float) -> Tensor:
+        return self.share(model, make(), weight)()
+
+    def _weights(self, counts: Sequence[float], part: str) -> list[float]:
+        """What the sum over each micro-batch is multiplied by, from the numbers of their units."""
         mean = float(self.mean_over_ranks(torch.tensor([sum(counts)], dtype=torch.float64))[0])
         if mean == 0.0:
             raise DataError(
@@ -79,12 +105,8 @@ class WindowLoss:
                 "Check label masking and max_length."
             )
         if self.reduction == "window_tokens":
-            weights = [1.0 / mean] * len(batches)
-        else:
-            weights = [1.0 / (max(n, 1.0) * len(batches)) for n in counts]
-        missing = max(0, (count or 0) - len(batches))
-        padded = [*batches, *([batches[-1]] * missing)]
-        return [self.share(model, b, w) for b, w in zip(padded, [*weights, *([0.0] * missing)], strict=True)]
+            return [1.0 / mean] * len(counts)
+        return [1.0 / (max(n, 1.0) * len(counts)) for n in counts]
 
     def share(self, model: nn.Module, batch: Mapping[str, Any], weight: float) -> Closure:
         """The batch's sum over its units, times ``weight``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from rosu_llm import measure_coupling
+from rosu_llm.analysis.coupling.full_batch import growing_sizes
 from rosu_llm.analysis.coupling.pairs import CouplingPlan, PairWindows
 from rosu_llm.analysis.coupling.parts import ModelParts, part_of
 from rosu_llm.data.pairing import ForgetRetainCollator
@@ -17,6 +19,7 @@ from rosu_llm.errors import ConfigError, DataError, NonFiniteError
 from rosu_llm.losses import COUNT, token_nll
 from rosu_llm.representation.config import RepresentationArguments
 from rosu_llm.training.config import MethodArguments
+from rosu_llm.training.references import References
 from tests.models import CleanLM, flat, samples, tiny_llama
 
 SMALL: dict[str, Any] = {
@@ -139,6 +142,72 @@ def test_gradients_are_those_of_the_losses_on_the_drawn_samples() -> None:
     assert record.forget_norm == pytest.approx(float(f.norm()), rel=1e-9)
     assert record.retain_square == pytest.approx(float(r @ r), rel=1e-9)
     assert found.setup["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+def test_the_full_batch_is_autograd_over_all_samples_and_the_advice_is_about_it() -> None:
+    model, forget, retain = CleanLM().double(), samples(8, seed=1), samples(9, seed=2)
+    found = measure(model, forget, retain, full_batch=True, micro_batch_size=2)
+
+    def gradient(data: Any) -> torch.Tensor:
+        batch = ForgetRetainCollator()(data)
+        loss = token_nll(model(**batch).logits, batch["labels"]).sum() / COUNT["token"](batch)
+        return flat(torch.autograd.grad(loss, list(model.parameters())))
+
+    f, r = gradient(forget), gradient(retain)
+    whole = found.document["full_batch"]
+    cosine = float(f @ r / (f.norm() * r.norm()))
+    assert whole["coupling"]["cosine"]["mean"] == pytest.approx(cosine, rel=1e-9)
+    assert whole["coupling"]["retain_norm"]["mean"] == pytest.approx(float(r.norm()), rel=1e-9)
+    assert f"cos θ = {cosine:.2f} over all samples" in found.advice
+    # The curve: batches of 3 and 4, then of all 8 and 9 (which is the limit and not measured again).
+    (point,) = whole["curve"]
+    assert (point["forget_batch_size"], point["retain_batch_size"], point["pairs"]) == (3, 4, 2)
+    plan = CouplingPlan(pairs=2, forget_batch_size=3, retain_batch_size=4)
+    windows = PairWindows(model, {"forget": forget, "retain": retain}, {}, plan, list, list)
+    parts = {"forget": forget, "retain": retain}
+    drawn = [[gradient([parts[p][i] for i in windows.draw(p, pair)]) for p in parts] for pair in (1, 2)]
+    cosines = [float(a @ b / (a.norm() * b.norm())) for a, b in drawn]
+    aligned = [float(b @ r / (b.norm() * r.norm())) for _, b in drawn]
+    assert point["cosine"]["mean"] == pytest.approx(sum(cosines) / 2, rel=1e-9)
+    assert point["retain_alignment"]["mean"] == pytest.approx(sum(aligned) / 2, rel=1e-9)
+    assert measure(model, forget, retain).document["full_batch"] is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "whole", "sizes"),
+    [
+        ((8, 8), (400, 3600), [(8, 8), (32, 32), (128, 128), (400, 512), (400, 2048)]),
+        ((8, 8), (8, 9), [(8, 8)]),
+        ((8, 8), (8, 8), []),
+        ((3, 6), (20, 20), [(3, 6), (12, 20)]),
+    ],
+)
+def test_batches_grow_up_to_the_whole_sets(batch: Any, whole: Any, sizes: Any) -> None:
+    assert growing_sizes(batch, whole) == sizes
+
+
+def test_the_full_batch_is_streamed() -> None:
+    """No more than one micro-batch is alive at a time while the whole sets are read."""
+    model, alive, most = CleanLM().double(), weakref.WeakSet(), 0
+
+    class Batch(dict[str, Any]):
+        __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def collate(items: Any) -> Any:
+        nonlocal most
+        batch = Batch(ForgetRetainCollator()(items))
+        alive.add(batch)
+        most = max(most, len(alive))
+        return batch
+
+    plan = CouplingPlan(forget_batch_size=2, retain_batch_size=2)
+    parts = {"forget": samples(9, seed=1), "retain": samples(9, seed=2)}
+    references = References(MethodArguments(), model, "local")
+    losses = {part: references.window_loss(part, lambda values: values) for part in parts}
+    windows = PairWindows(model, parts, losses, plan, collate, lambda batch: batch)
+    for closure in windows.whole("retain"):
+        closure().backward()
+    assert most == 1
 
 
 def test_processes_share_a_batch_between_them() -> None:

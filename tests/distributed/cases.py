@@ -30,6 +30,8 @@ DISTILLED = {"forget_loss": "undial", "retain_loss": "kl", "max_steps": 4}
 LLMU = {"method": "llmu", "max_steps": 4}
 SCRUB = {"method": "scrub", "max_steps": 6, "scrub_max_epochs": 1}
 SSD = {"method": "ssd", "ssd_alpha": 2.0, "max_steps": -1, "uneven": True}
+#: A small CNN: by running statistics a loss is a sum over images, however they are spread.
+VISION = {"vision": True, "batch_norm": "eval"}
 SAVED = {"save_strategy": "steps", "save_steps": 2}
 SAVING = {**SAVED, "forget_loss": "npo"}
 
@@ -50,6 +52,7 @@ BESIDES: dict[str, Cases] = {
     "ddp": {
         "twenty": {"max_steps": 20, "calibrate": "holdout"},
         "unlike": {"unlike": True},
+        "vision": VISION,
         "divergence": {**DIVERGENCE, **SAVED},
         "third": THIRD,
         "distilled": DISTILLED,
@@ -93,7 +96,7 @@ def alone() -> Cases:
     """What one process trains for comparison."""
     names = ("plain", "calibrated", "bounded", "best", "stored", "refreshed")
     found = {name: EVERYWHERE[name] for name in names} | {"lora": ADAPTER, "based": BASED, "divergence": DIVERGENCE}
-    found |= {"third": THIRD, "distilled": DISTILLED}
+    found |= {"third": THIRD, "distilled": DISTILLED, "vision": VISION}
     return {**found, **PER_SAMPLE, **HESSIANS, **OTHERS}
 
 

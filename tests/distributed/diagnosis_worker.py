@@ -27,6 +27,7 @@ PLAN: dict[str, Any] = {
     "micro_batch_size": 2,
     "rhos": (0.2, 0.8),
     "points": 0,
+    "full_batch": True,
     "progress": False,
 }
 

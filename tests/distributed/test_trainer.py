@@ -16,6 +16,7 @@ from tests.distributed.cases import DIVERGENCE, LAYOUTS, OTHER_LAYOUTS, OTHERS, 
 from tests.distributed.conftest import Runs
 from tests.distributed.processes import Cases, Plan, Run, flat, start_faulty, train
 from tests.models import tiny_llama
+from tests.vision.small import SmallCNN
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -124,6 +125,17 @@ def test_a_third_answer_and_distillation_are_spread_like_any_loss(layout: str, c
     for mine, theirs in zip(spread.logs, truth.logs, strict=True):
         for name in ("loss/forget", "loss/retain", "norm/q"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+
+
+def test_images_give_the_weights_of_one_process(runs: Runs) -> None:
+    """2 ranks × 2 micro-batches against 4, SGD with momentum and weight decay, BatchNorm by running statistics."""
+    spread, truth = runs("ddp")["vision"], runs("local")["vision"]
+    start = flat({name: p.detach() for name, p in SmallCNN().named_parameters()})
+    # float32 sums in another order
+    assert float((spread.vector - truth.vector).norm() / (truth.vector - start).norm()) < 1e-5
+    assert [entry["loss/forget"] for entry in spread.logs] == pytest.approx(
+        [e["loss/forget"] for e in truth.logs], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("layout", ["fsdp2", "zero3"])

@@ -23,7 +23,10 @@ from safetensors.torch import save_file
 
 from tests.distributed.leaving import leave
 
-OPTIONS = ("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict", "fail", "unlike", "base", "third")
+OPTIONS = (
+    *("lora", "resume", "die", "dtype", "uneven", "evaluate", "state_dict", "fail", "unlike", "base"),
+    *("third", "vision"),
+)
 
 
 def claim(layout: str, state_dict: str | None) -> dict[str, Any]:
@@ -120,6 +123,9 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     options = {key: settings.pop(key, None) for key in OPTIONS}
+    if options["vision"]:
+        finish(image_trainer(layout, folder, settings), layout, folder, world)
+        return
     config = ROSUConfig(
         **{
             "output_dir": str(folder / "run"),
@@ -178,6 +184,22 @@ def run(layout: str, folder: Path, settings: dict[str, Any]) -> None:
         trainer.add_callback(Die())
     with spoil(options) if trainer.accelerator.process_index == 1 else contextlib.nullcontext():
         trainer.train(resume_from_checkpoint=options["resume"])
+    finish(trainer, layout, folder, world)
+
+
+def image_trainer(layout: str, folder: Path, settings: dict[str, Any]) -> Any:
+    """A small CNN after its training."""
+    from tests.vision.small import SmallCNN, trainer
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    own = {"max_steps": 4, "gradient_accumulation_steps": 4 // world, **claim(layout, None), **settings}
+    made = trainer(SmallCNN(), folder / "run", forget=2, retain=4, **own)
+    made.train()
+    return made
+
+
+def finish(trainer: Any, layout: str, folder: Path, world: int) -> None:
+    """Write what a run has come to; under DDP all replicas must agree."""
     trainer.save_model(str(folder / "model"))
     weights = trained_weights(trainer.model)
     if layout == "ddp":

@@ -22,6 +22,7 @@ def advise(figures: Mapping[str, Any]) -> tuple[str, str]:
     cosine, rho, spread = coupling["cosine"]["mean"], settings["rho"], coupling["cosine"]["std"]
     forget_norm, sine = coupling["forget_norm"]["median"], coupling["sine"]["median"]
     shown = f"cos θ = {cosine:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+    shown += " over all samples" if settings["full_batch"] else ""
     if forget_norm <= settings["eps_q"]:
         return "vanishing", (
             f"The forget gradient vanishes (‖f‖ = {forget_norm:.1e}): there is no direction to "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -16,6 +16,7 @@ from .record import FIGURES, PairRecord, Ray, crossing
 
 if TYPE_CHECKING:
     from ...training.config import MethodArguments
+    from .full_batch import CurvePoint, FullBatch
     from .pairs import CouplingPlan
 
 SCHEMA = "rosu/diagnosis/1"
@@ -24,7 +25,8 @@ _QUANTILES = {"min": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, 
 _BINS = 20
 #: What the measured change of each loss is called.
 _CHANGES = {"retain": "retain_change", "forget": "forget_gain"}
-_PLAN = ("pairs", "forget_batch_size", "retain_batch_size", "points", "seed")
+_PLAN = ("pairs", "forget_batch_size", "retain_batch_size", "points", "full_batch", "seed")
+_WHOLE = ("coupling", "by_kind", "segments", "at_rho", "curvature", "radius")
 _METHOD = ("forget_loss", "retain_loss", "reduction", "tau", "tau_mode", "eps_q")
 
 
@@ -45,7 +47,10 @@ class CouplingDocument(TypedDict):
             those with a positive gap.
         curvature: uᵀ∇²L_r u along both directions, M_r, and the share of the perturbation that survived rounding.
         radius: up to which ρ the retain-neutral perturbation is ahead, over pairs with cos θ > 0.
-        advice: the regime's name, and one sentence.
+        full_batch: the same of all samples at once (``coupling``, ``at_rho``, ``curvature``, ``radius``), and
+            ``curve``, cos θ and the alignment of retain batches with all retain samples by batch size; None where it
+            was not asked for.
+        advice: the regime's name, and one sentence; of the full batch where there is one.
     """
 
     schema: str
@@ -62,6 +67,7 @@ class CouplingDocument(TypedDict):
     curvature: dict[str, dict[str, float | None]]
     radius: dict[str, Any]
     per_pair: list[dict[str, Any]]
+    full_batch: dict[str, Any] | None
     advice: dict[str, str]
 
 
@@ -89,6 +95,7 @@ class Diagnosis:
         records: one per measured pair.
         skipped: pairs left out, and why.
         parts: layers and kinds of the model's parameters.
+        whole: all samples at once, and by batch size.
     """
 
     plan: CouplingPlan
@@ -97,6 +104,7 @@ class Diagnosis:
     records: list[PairRecord]
     skipped: list[dict[str, Any]]
     parts: ModelParts
+    whole: FullBatch | None = None
 
     @property
     def advice(self) -> str:
@@ -134,9 +142,16 @@ class Diagnosis:
             },
             "radius": self._radius(),
             "per_pair": [_pair(record) for record in self.records],
+            "full_batch": None,
             "advice": {},
         }
-        document["advice"] = dict(zip(("regime", "text"), advise(document), strict=True))
+        judged = document
+        if self.whole is not None:  # described by the same figures, as of one pair
+            plan = replace(plan, points=0)
+            judged = Diagnosis(plan, self.settings, self.setup, [self.whole.record], [], self.parts).document
+            curve = [_point(point) for point in self.whole.curve]
+            document["full_batch"] = {**{name: judged[name] for name in _WHOLE}, "curve": curve}  # type: ignore[literal-required]
+        document["advice"] = dict(zip(("regime", "text"), advise(judged), strict=True))
         return document
 
     def _coupling(self) -> dict[str, Any]:
@@ -198,6 +213,16 @@ class Diagnosis:
             "max_rho": rhos[-1],
             "mean_crossing": None if slope is None else crossing(gaps, slope, rhos),
         }
+
+
+def _point(point: CurvePoint) -> dict[str, Any]:
+    sizes = {f"{part}_batch_size": getattr(point, f"{part}_batch_size") for part in ("forget", "retain")}
+    return {
+        **sizes,
+        "pairs": len(point.cosines),
+        "cosine": describe(point.cosines),
+        "retain_alignment": describe(point.alignments),
+    }
 
 
 def _pair(record: PairRecord) -> dict[str, Any]:

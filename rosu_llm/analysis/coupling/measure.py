@@ -24,6 +24,7 @@ from ...training.ranks import Ranks
 from ...training.references import References
 from ...training.window import PARTS
 from .diagnosis import Diagnosis
+from .full_batch import measure_full_batch
 from .meter import PairMeter
 from .pairs import CouplingPlan, PairWindows
 from .record import PairRecord
@@ -81,6 +82,7 @@ def measure_model(
     def compute_references() -> None:
         """For the forget samples that will be drawn, one by one."""
         drawn = {i for pair in range(1, plan.pairs + 1) for i in windows.draw("forget", pair)}
+        drawn.update(range(len(samples["forget"])) if plan.full_batch else ())
         share = (windows.batch("forget", [i]) for i, _ in ranks.share(sorted(drawn)))
         references.compute(model, lambda: share, ranks)
 
@@ -134,6 +136,8 @@ def measure_windows(
             finally:
                 held = max(held, space.held_bytes())
                 after_pair()
+        whole = measure_full_batch(meter, windows, after_pair, progress=not hidden) if plan.full_batch else None
+        held = max(held, space.held_bytes())
     if not records:
         raise NonFiniteError(
             f"No pair could be measured; in pair {skipped[0]['pair']} {skipped[0]['reason']}. Check the model's "
@@ -154,7 +158,7 @@ def measure_windows(
         "processes": windows.world,
         "held_bytes": held,
     }
-    return Diagnosis(plan, settings, setup, records, skipped, meter.parts)
+    return Diagnosis(plan, settings, setup, records, skipped, meter.parts, whole)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,9 @@ from math import isfinite, sqrt
 import torch
 
 from ...errors import NonFiniteError
-from ...geometry import F, Gram, Inner, R, Rosu, Stabilizer, coupling
+from ...geometry import F, Gram, Inner, R, Rosu, Stabilizer, Vector, coupling
 from ...geometry.methods.minmax import MinMax
+from ...geometry.slots import MEMORY
 from ...space import ParameterSpace
 from ...space.parts import part_products
 from ...space.replay import RandomState
@@ -26,6 +27,9 @@ from .record import PairRecord, Ray
 
 #: ‖f‖², ⟨f, r⟩ and ‖r‖², the columns of the products by part.
 _PRODUCTS = (("f", "f"), ("f", "r"), ("r", "r"))
+
+#: The whole retain data's gradient.
+WHOLE = MEMORY
 
 #: Step of the central difference in units of the smallest ρ: short, as the curvature at w is wanted.
 CURVATURE_STEP = 0.25
@@ -44,7 +48,7 @@ class PairMeter:
     def __init__(
         self, windows: PairWindows, space: ParameterSpace, settings: MethodArguments, dtype: torch.dtype
     ) -> None:
-        self._windows, self._space, self._rhos = windows, space, windows.plan.measured
+        self._windows, self._space = windows, space
         self.parts = ModelParts.of(windows.model)
         self._stabilizer = Stabilizer(settings.tau, settings.tau_mode)
         self._rules: dict[str, MinMax | Rosu] = {
@@ -61,6 +65,30 @@ class PairMeter:
     def measure(self, pair: int) -> PairRecord:
         """The pair's record; NonFiniteError where something is NaN or infinite."""
         forget, retain = (self._windows.closures(part, pair) for part in PARTS)
+        return self._record(pair, forget, retain, self._windows.plan.measured)
+
+    def measure_whole(self) -> PairRecord:
+        """The record of all samples as one pair, numbered 0, at the reported radii alone.
+
+        Its retain gradient stays in the space's memory.
+        """
+        forget, retain = (self._windows.whole(part) for part in PARTS)
+        record = self._record(0, forget, retain, self._windows.plan.reported)
+        self._space.store(WHOLE)
+        return record
+
+    def cosines(self, pair: int, sizes: tuple[int, int]) -> tuple[float, float]:
+        """cos θ of a pair of batches of these sizes, and the cosine of its retain gradient with the whole one."""
+        forget, retain = (self._windows.closures(part, pair, n) for part, n in zip(PARTS, sizes, strict=True))
+        gram = self._gradients(forget, retain)[0]
+        self._space.recall()
+        gram = self._space.gram(["f", "r", WHOLE], known=gram)
+        whole = Vector({WHOLE: 1.0})
+        size = gram.norm(R) * gram.norm(whole)
+        return coupling(gram, 1.0).cosine, gram(R, whole) / size if size > 0.0 else 0.0
+
+    def _gradients(self, forget: Sequence[Closure], retain: Sequence[Closure]) -> tuple[Gram, float, float]:
+        """f is captured and r held; their inner products, and both losses."""
         space = self._space
         space.begin()
         forget_loss = self._loss("forget", forget, backward=True)
@@ -71,16 +99,23 @@ class PairMeter:
         bad = [name for name, vector in (("f", F), ("r", R)) if not isfinite(gram(vector, vector))]
         if bad:
             raise NonFiniteError(f"the gradient {' and '.join(bad)} has NaN or infinite entries")
+        return gram, forget_loss, retain_loss
+
+    def _record(
+        self, pair: int, forget: Sequence[Closure], retain: Sequence[Closure], rhos: Sequence[float]
+    ) -> PairRecord:
+        space = self._space
+        gram, forget_loss, retain_loss = self._gradients(forget, retain)
         products = part_products(space, _PRODUCTS, self.parts.numbers).numpy()
         # The perturbations of radius 1, as a training step would make them.
         inners = {name: rule.inner(gram, 1.0) for name, rule in self._rules.items()}
         base = (forget_loss, retain_loss)
-        rays = {name: self._ray(name, inner, gram, base, forget, retain) for name, inner in inners.items()}
+        rays = {name: self._ray(name, inner, gram, base, forget, retain, rhos) for name, inner in inners.items()}
         geometry = coupling(gram, 1.0)
         retain_square = gram(R, R)
         return PairRecord(
             pair=pair,
-            rhos=self._rhos,
+            rhos=rhos,
             forget_loss=forget_loss,
             retain_loss=retain_loss,
             cosine=geometry.cosine,
@@ -103,11 +138,12 @@ class PairMeter:
         base: tuple[float, float],
         forget: Sequence[Closure],
         retain: Sequence[Closure],
+        rhos: Sequence[float],
     ) -> Ray | None:
         if inner.fallback:
             return None
         forgets, retains, realized = [], [], []
-        for rho in self._rhos:
+        for rho in rhos:
             with self._space.perturbed(rho * inner.delta, precise=inner.precise) as perturbation:
                 where = f" at ρ={rho:g} along the {name} perturbation"
                 forgets.append(self._loss("forget", forget, where=where) - base[0])
@@ -118,16 +154,15 @@ class PairMeter:
             forget_slope=gram.dot(F, inner.delta),
             retain=tuple(retains),
             forget=tuple(forgets),
-            curvature=self._curvature(inner, base[1], retain),
+            curvature=self._curvature(inner, base[1], retain, CURVATURE_STEP * rhos[0]),
             realized=min(realized),
         )
 
-    def _curvature(self, inner: Inner, base: float, retain: Sequence[Closure]) -> float:
+    def _curvature(self, inner: Inner, base: float, retain: Sequence[Closure], step: float) -> float:
         """uᵀ∇²L_r u ≈ (L_r(w+hu) − 2L_r(w) + L_r(w−hu))/h².
 
         A central difference is free of third-order terms, and exact for quadratic losses.
         """
-        step = CURVATURE_STEP * self._rhos[0]
         changes = 0.0
         for sign in (1.0, -1.0):
             with self._space.perturbed(sign * step * inner.delta, precise=inner.precise):

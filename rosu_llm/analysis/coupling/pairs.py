@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -28,6 +29,7 @@ class CouplingPlan:
         micro_batch_size: samples per forward pass and process; None takes a batch at once.
         rhos: radii with a row of their own in the result.
         rho: the radius the advice is about; the largest of ``rhos`` if None.
+        full_batch: also measure all samples at once, and cos θ for batches that grow up to them.
         points: number of further, evenly spaced radii up to the largest at which losses are measured.
         seed: of the draws.
     """
@@ -39,6 +41,7 @@ class CouplingPlan:
     rhos: tuple[float, ...] = RHOS
     rho: float | None = None
     points: int = 8
+    full_batch: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -116,9 +119,9 @@ class PairWindows:
                     f"least {self.world}, or fewer processes."
                 )
 
-    def batches(self, part: str, pair: int) -> list[Any]:
+    def batches(self, part: str, pair: int, size: int | None = None) -> list[Any]:
         """This process's micro-batches of one part of pair ``pair`` (from 1)."""
-        mine = self.draw(part, pair)[self.rank :: self.world]
+        mine = self.draw(part, pair, size)[self.rank :: self.world]
         step = self.plan.micro_batch_size or len(mine)
         return [self.batch(part, mine[i : i + step]) for i in range(0, len(mine), step)]
 
@@ -126,15 +129,23 @@ class PairWindows:
         """The samples with these numbers, collated and on the device."""
         return self.prepare(self.collate([self.samples[part][i] for i in numbers]))
 
-    def draw(self, part: str, pair: int) -> list[int]:
-        """Which samples are in the batch, over all processes."""
+    def draw(self, part: str, pair: int, size: int | None = None) -> list[int]:
+        """Which samples are in the batch, over all processes; ``size`` in place of the plan's."""
         seed = (self.plan.seed * 1_000_003 + pair) * len(PARTS) + PARTS.index(part)
         generator = torch.Generator().manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         order: list[int] = torch.randperm(len(self.samples[part]), generator=generator).tolist()
-        return order[: self.plan.batch_size(part)]
+        return order[: size or self.plan.batch_size(part)]
 
-    def closures(self, part: str, pair: int) -> list[Closure]:
+    def closures(self, part: str, pair: int, size: int | None = None) -> list[Closure]:
         """The shares of the pair's loss, one per micro-batch, and the same number of them on every process."""
-        largest = -(-self.plan.batch_size(part) // self.world)
+        largest = -(-(size or self.plan.batch_size(part)) // self.world)
         count = -(-largest // (self.plan.micro_batch_size or largest))
-        return self.losses[part].closures(self.model, self.batches(part, pair), part, count)
+        return self.losses[part].closures(self.model, self.batches(part, pair, size), part, count)
+
+    def whole(self, part: str) -> list[Closure]:
+        """The shares of the loss over all samples; a micro-batch is read when its turn comes, and dropped."""
+        mine = range(self.rank, len(self.samples[part]), self.world)
+        step = self.plan.micro_batch_size or self.plan.batch_size(part)
+        makers = [partial(self.batch, part, mine[i : i + step]) for i in range(0, len(mine), step)]
+        largest = -(-len(self.samples[part]) // self.world)
+        return self.losses[part].streamed(self.model, makers, part, -(-largest // step))

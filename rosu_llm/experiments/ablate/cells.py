@@ -29,15 +29,21 @@ class Cell:
     reference: str | None = None
 
 
-def plan(task: Task, grids: Sequence[Grid], seeds: Sequence[int]) -> tuple[list[Cell], Rows]:
+def plan(
+    task: Task,
+    grids: Sequence[Grid],
+    seeds: Sequence[int],
+    canonical: Callable[[Mapping[str, Any]], dict[str, Any]] = complete,
+) -> tuple[list[Cell], Rows]:
     """The different cells of all grids, seed by seed, and which of them each row consists of.
 
-    Rows with the same settings (ROSU itself is one of most grids) share their cells.
+    Rows with the same settings (ROSU itself is one of most grids) share their cells; ``canonical`` says when settings
+    are the same.
     """
     cells: dict[str, Cell] = {}
     rows: Rows = {}
-    base = task.reference_settings(complete(task.base))
-    identity = task.identity(complete(task.base))
+    base = task.reference_settings(canonical(task.base))
+    identity = task.identity(canonical(task.base))
     for seed in task.reference_seeds(seeds):
         for name, label in task.references.items():
             settings = {"reference": name, **base}
@@ -48,7 +54,7 @@ def plan(task: Task, grids: Sequence[Grid], seeds: Sequence[int]) -> tuple[list[
         for grid in grids:
             for variant in grid.variants:
                 values = {**task.base, **variant.settings}
-                settings = complete(values)
+                settings = canonical(values)
                 identity = task.identity(settings)
                 key = cell_key(identity, settings, seed)
                 label = f"{grid.name}: {variant.label}"

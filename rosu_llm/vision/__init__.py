@@ -1,0 +1,1 @@
+"""Unlearning of image classifiers with the same engine: data, models, protocols, metrics and tables."""

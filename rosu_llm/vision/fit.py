@@ -1,0 +1,190 @@
+"""From settings to trained models: the one before unlearning, the retrained one, and the trainer that unlearns.
+
+All three go through :class:`~rosu_llm.vision.trainer.VisionTrainer`; training from scratch is retain descent (``ft``)
+on what is to be learned. A model that is trained already is read from its folder, and one that was interrupted goes
+on from its last epoch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..experiments.attempt import cell_key, train_quietly
+from ..files import check_writable, read_json
+from .batches import ImageCollator, ImagePairs, PlainImages, batch_ratio, channel_statistics
+from .images import Images
+from .metrics import accuracy, mia_efficacy, predictions, true_class
+from .models import DESCRIPTION, WEIGHTS, build_model, load_model, save_model
+from .settings import VisionArguments, VisionConfig
+from .splits import Split, make_split
+from .trainer import VisionTrainer
+
+#: Nothing is reported or saved on the way; results are measured in memory.
+QUIET: dict[str, Any] = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "logging_steps": 50}
+#: Drops of the learning rate in training from scratch: epochs 100 and 150 of 200.
+DROPS = [0.5, 0.75]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Data and models of one data set.
+
+    Args:
+        train, test: the images.
+        arguments: how models are made and what is forgotten.
+        folder: where trained models are kept.
+        common: settings of Trainer for every training (``use_cpu``, ``bf16``, …).
+    """
+
+    train: Images
+    test: Images
+    arguments: VisionArguments
+    folder: Path
+    common: Mapping[str, Any]
+    #: Role → how long the model of that role took that was trained or read last.
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def split(self, seed: int, arguments: VisionArguments | None = None) -> Split:
+        """What a seed forgets."""
+        own = arguments or self.arguments
+        return make_split(
+            self.train,
+            self.test,
+            protocol=own.protocol,
+            seed=seed,
+            forget_class=own.forget_class,
+            forget_share=own.forget_share,
+            validation_share=own.validation_share,
+            validation_seed=own.pretrain_seed,
+            test_forgotten_class=own.test_forgotten_class,
+        )
+
+    @cached_property
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation by which pixels are normalised."""
+        mean, std = channel_statistics(self.train.pixels)
+        own = self.arguments
+        return tuple(own.mean) if own.mean else mean, tuple(own.std) if own.std else std
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What makes two trained models the same: the images themselves, and how they were trained on."""
+        names = ("model", "width", "pretrain_epochs", "pretrain_lr", "pretrain_batch_size", "validation_share")
+        sums = [
+            int(images.pixels.sum(dtype=torch.int64)) * 31 + int(images.labels.sum())
+            for images in (self.train, self.test)
+        ]
+        own = {name: getattr(self.arguments, name) for name in names}
+        images = [len(self.train), len(self.test), len(self.train.classes), *sums]
+        return {**own, "images": images, "statistics": [list(part) for part in self.statistics]}
+
+    def new_model(self, seed: int) -> nn.Module:
+        """With initial weights."""
+        own = self.arguments
+        classes = len(self.train.classes)
+        return build_model(own.model, classes=classes, width=own.width, seed=seed, side=self.train.side)
+
+    def learned(self, steps: Progress) -> nn.Module:
+        """The model before unlearning: trained on everything but the validation images."""
+        split = self.split(0)
+        rows = torch.cat([split.forget, split.retain]).sort().values
+        return self._fitted("learned", rows, self.arguments.pretrain_seed, steps)
+
+    def retrained(self, split: Split, seed: int, steps: Progress) -> nn.Module:
+        """The model that never saw what is forgotten."""
+        return self._fitted("retrained", split.retain, seed, steps)
+
+    def _fitted(self, role: str, rows: Tensor, seed: int, steps: Progress) -> nn.Module:
+        model = self.new_model(seed)
+        key = cell_key({**self.identity, "rows": rows.tolist()}, {}, seed)
+        folder = self.folder / f"{role}-{key}"
+        if (folder / WEIGHTS).is_file():
+            self.seconds[role] = float(read_json(folder / DESCRIPTION).get("seconds", 0.0))
+            return load_model(folder, model)
+        check_writable(folder, f"--out {self.folder.parent}")
+        own, checkpoints = self.arguments, folder / "checkpoints"
+        config = VisionConfig(
+            **{**QUIET, **self.common, "save_strategy": "epoch"},
+            output_dir=str(checkpoints),
+            method="ft",
+            learning_rate=own.pretrain_lr,
+            lr_scheduler_type="constant",
+            lr_drops=list(DROPS),
+            num_train_epochs=own.pretrain_epochs,
+            per_device_train_batch_size=own.pretrain_batch_size,
+            save_total_limit=1,
+            seed=seed,
+            resume_from_checkpoint="auto",
+        )
+        pairs = ImagePairs(None, rows, seed=seed)
+        trainer = VisionTrainer(model, config, train_dataset=pairs, data_collator=self.collator())
+        begun = time.perf_counter()
+        train_quietly(trainer, steps, resume=config.resume_from_checkpoint)
+        self.seconds[role] = time.perf_counter() - begun
+        if trainer.is_world_process_zero():
+            about = {"role": role, "seed": seed, "trained_on": len(rows), "seconds": self.seconds[role]}
+            save_model(trainer.model, folder, {**about, **self.identity})
+            shutil.rmtree(checkpoints, ignore_errors=True)
+        fitted: nn.Module = trainer.model
+        return fitted
+
+    def collator(self, *, joint: bool = False) -> ImageCollator:
+        """Rows → batches."""
+        return ImageCollator(self.train, *self.statistics, joint=joint)
+
+    def unlearner(
+        self, model: nn.Module, split: Split, arguments: VisionArguments, config: VisionConfig
+    ) -> VisionTrainer:
+        """A trainer that makes ``model`` forget."""
+        items, forget_each, retain_each = batch_ratio(arguments.forget_batch_size, arguments.retain_batch_size)
+        config.per_device_train_batch_size = items
+        rule = config.rule()
+        pairs = ImagePairs(
+            split.forget if "forget" in rule.passes else None,
+            split.retain,
+            forget_each=forget_each,
+            retain_each=retain_each,
+            augment=config.augment,
+            seed=config.seed,
+        )
+        return VisionTrainer(
+            model,
+            config,
+            train_dataset=pairs,
+            data_collator=self.collator(joint=config.batch_norm == "joint"),
+            memory_dataset=PlainImages(split.retain) if rule.stored or rule.refreshes else None,
+        )
+
+    def measure(self, model: nn.Module, split: Split, *, seed: int = 0) -> dict[str, float]:
+        """RA, FA, TA and MIA-Eff, and TA and MIA-Eff on the validation images (``VA``, ``validation_MIA``)."""
+        parts = {
+            "RA": self.train.take(split.retain),
+            "FA": self.train.take(split.forget),
+            "TA": self.test.take(split.test),
+        }
+        if len(split.validation):
+            kept = split.validation
+            if split.forgotten_class is not None and not self.arguments.test_forgotten_class:
+                kept = kept[self.train.labels[kept] != split.forgotten_class]
+            parts["VA"] = self.train.take(kept)
+        found: dict[str, float] = {}
+        sure = {}
+        for name, images in parts.items():
+            probabilities = predictions(model, images, *self.statistics)
+            found[name] = accuracy(probabilities, images.labels)
+            sure[name] = true_class(probabilities, images.labels)
+        found["MIA"] = mia_efficacy(sure["RA"], sure["TA"], sure["FA"], seed=seed)
+        if "VA" in sure:
+            found["validation_MIA"] = mia_efficacy(sure["RA"], sure["VA"], sure["FA"], seed=seed)
+        return found

@@ -1,0 +1,98 @@
+"""The rows of the paper's vision tables: what each method is, and what is tried for it.
+
+Every row has eight trials: the same number for all, each with values of its own settings. Lengths are the paper's: ten
+epochs for FT, NG and ℓ1-sparse, five for the others, none for FF and IU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from ..errors import ConfigError
+
+#: Trials per row.
+TRIALS = 8
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A method of a table.
+
+    Attributes:
+        settings: what it is.
+        searched: setting → values that are tried; of ``rho`` those for each protocol.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    searched: Mapping[str, Any] = field(default_factory=dict)
+
+
+_RHO = {"classwise": (0.1, 0.25, 0.5, 1.0), "random": (0.5, 1.0, 1.25, 2.0)}
+_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+_WIDE = (3e-4, 1e-3, 3e-3, 5e-3, 1e-2, 2e-2, 3e-2, 1e-1)
+_LONG = {"num_train_epochs": 10}
+
+ROWS: dict[str, TableRow] = {
+    "ft": TableRow("FT", {"method": "ft", **_LONG}, {"learning_rate": _WIDE}),
+    "ng": TableRow("NG", {"method": "ng", **_LONG}, {"learning_rate": tuple(r / 100.0 for r in _WIDE)}),
+    "ff": TableRow("FF", {"one_step": "ff"}, {"edit_strength": (1e-8, 3e-8, 1e-7, 3e-7, 1e-6, 2e-6, 4e-6, 1e-5)}),
+    "iu": TableRow("IU", {"one_step": "iu"}, {"edit_strength": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}),
+    "l1_sparse": TableRow(
+        "ℓ1-sparse", {"method": "ft", "l1": 1e-5, **_LONG}, {"learning_rate": _RATES, "l1": (1e-5, 1e-4)}
+    ),
+    "gu": TableRow("GU", {"method": "gu"}, {"learning_rate": tuple(r / 10.0 for r in _WIDE)}),
+    "orthograd": TableRow(
+        "OrthoGrad", {"method": "orthograd"}, {"learning_rate": _RATES, "orthograd_alpha": (0.5, 0.9)}
+    ),
+    "pcgrad": TableRow("PCGrad", {"method": "pcgrad"}, {"learning_rate": _RATES, "forget_weight": (0.1, 1.0)}),
+    "uam": TableRow("UAM", {"method": "uam"}, {"learning_rate": (1e-2, 3e-2), "rho": _RHO}),
+    "rosu": TableRow("ROSU", {"method": "rosu"}, {"learning_rate": (1e-2, 3e-2), "rho": _RHO}),
+    "rosu_zero_order": TableRow(
+        "ROSU, zero-order", {"method": "rosu", "jacobian": "none"}, {"learning_rate": (1e-2, 3e-2), "rho": _RHO}
+    ),
+    "minmax": TableRow("min–max", {"method": "minmax"}, {"learning_rate": (1e-2, 3e-2), "rho": _RHO}),
+    "graddiff": TableRow("GradDiff", {"method": "graddiff"}, {"learning_rate": _RATES, "forget_weight": (0.1, 1.0)}),
+}
+#: Those of the paper's tables, in their order.
+PAPER_ROWS = ("ft", "ng", "ff", "iu", "l1_sparse", "gu", "orthograd", "pcgrad", "uam", "rosu")
+
+
+def given_settings(values: Mapping[str, Any], names: Sequence[str], *, search: bool) -> dict[str, Any]:
+    """What the user's settings fix in rows that would set it themselves; a search keeps what it varies."""
+    for key in ("method", "one_step"):
+        if key in values:
+            raise ConfigError(f"{key}={values[key]!r} is a row of its own here: write --methods NAME ….")
+    own = {key for name in names for key in ROWS[name].settings}
+    varied = {key for name in names for key in ROWS[name].searched}
+    return {key: value for key, value in values.items() if key in (own - varied if search else own | varied)}
+
+
+def default_settings(name: str, protocol: str) -> dict[str, Any]:
+    """A row's settings without a search: the middle of what would be tried."""
+    row = ROWS[name]
+    chosen = {key: values[len(values) // 2] for key, values in _axes(row, protocol).items()}
+    return {**row.settings, **chosen}
+
+
+def check_trials(count: int) -> None:
+    """Raise for a number of trials that rows do not have; none is a table without a search."""
+    if not 0 <= count <= TRIALS:
+        raise ConfigError(f"--trials {count}: every method has {TRIALS}, so give 1 to {TRIALS}, or 0 for no search.")
+
+
+def trials(name: str, protocol: str, count: int = TRIALS) -> list[dict[str, Any]]:
+    """The settings to try, spread evenly over the row's eight."""
+    check_trials(count)
+    row = ROWS[name]
+    axes = _axes(row, protocol)
+    every = [{**row.settings, **dict(zip(axes, values, strict=True))} for values in product(*axes.values())]
+    picked = [round(i * (len(every) - 1) / (count - 1)) for i in range(count)] if count > 1 else [len(every) // 2]
+    return [every[i] for i in picked]
+
+
+def _axes(row: TableRow, protocol: str) -> dict[str, Sequence[Any]]:
+    return {key: values[protocol] if isinstance(values, Mapping) else values for key, values in row.searched.items()}

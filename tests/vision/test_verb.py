@@ -1,0 +1,251 @@
+"""``rosu vision``: rows of a table, kept cells, selection on validation images, and a light import."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from rosu_llm import ROSUConfig
+from rosu_llm.cli.main import main
+from rosu_llm.errors import ConfigError
+from rosu_llm.experiments.attempt import Unobserved
+from rosu_llm.presentation.vision import vision_section, write_vision
+from rosu_llm.vision.ablate import run_ablation, vision_grid
+from rosu_llm.vision.batches import normalised
+from rosu_llm.vision.fit import QUIET
+from rosu_llm.vision.rows import PAPER_ROWS, ROWS, TRIALS, given_settings, trials
+from rosu_llm.vision.settings import VisionArguments, VisionConfig, build_vision
+from rosu_llm.vision.table import dataset_name, paper_figures, run_table
+from rosu_llm.vision.task import VisionTask
+from rosu_llm.vision.toy import toy_images, toy_settings
+from tests.conftest import ROOT
+
+CONFIGS = sorted((ROOT / "configs" / "vision").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_every_vision_recipe_is_parsed(path: Path) -> None:
+    from rosu_llm.recipes.settings import read_config
+
+    arguments, config = build_vision({**read_config(path), "bf16": False, "use_cpu": True})
+    assert config.momentum == 0.9 and config.weight_decay == 5e-4 and arguments.retain_batch_size == 128
+
+
+@pytest.mark.parametrize("protocol", ["classwise", "random"])
+def test_every_row_has_the_same_number_of_trials_and_each_can_be_built(protocol: str) -> None:
+    for name in ROWS:
+        own = trials(name, protocol)
+        assert len(own) == TRIALS == len({json.dumps(each, sort_keys=True) for each in own})
+        assert len(trials(name, protocol, 3)) == 3
+        for each in own[:: TRIALS - 1]:
+            build_vision({"data": "x", "use_cpu": True, "output_dir": "unused", **each})
+    assert set(PAPER_ROWS) == set(paper_figures("tables", "cifar10", protocol)) - {"retrain"}
+
+
+def test_the_papers_figures_add_up() -> None:
+    """ΔAcc is the sum of the differences to Retrain of the printed means, but for rounding."""
+    for dataset in ("cifar10", "cifar100", "tiny-imagenet"):
+        for protocol in ("classwise", "random"):
+            rows = paper_figures("tables", dataset, protocol)
+            for name, row in rows.items():
+                total = sum(abs(row[key][0] - rows["retrain"][key][0]) for key in ("RA", "FA", "TA"))
+                assert row["delta"] == pytest.approx(total, abs=0.021), (dataset, protocol, name)
+    assert paper_figures("components", "cifar10", "random")["βδ only"]["delta"] == 285.64
+    assert dataset_name("/x/CIFAR-100-dataset", 7) == "cifar100" and dataset_name("mine", 3) is None
+
+
+def test_what_the_user_fixes_no_row_changes() -> None:
+    given = given_settings({"rho": 0.7, "num_train_epochs": 2, "width": 4}, ["rosu", "ft"], search=False)
+    assert given == {"rho": 0.7, "num_train_epochs": 2}
+    assert given_settings({"rho": 0.7, "num_train_epochs": 2}, ["rosu", "ft"], search=True) == {"num_train_epochs": 2}
+    with pytest.raises(ConfigError, match="--methods NAME"):
+        given_settings({"method": "rosu"}, ["rosu"], search=False)
+    grid = vision_grid("retain_batch", "random", {"retain_batch_size": 32})
+    assert [v.settings["retain_batch_size"] for v in grid.variants] == [16, 32, 64, 128]
+    assert {v.settings["amplify"] for v in vision_grid("components", "random", {}).variants} == {"direct"}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> VisionTask:
+    values = toy_settings({"protocol": "random"})
+    return VisionTask(values, tmp_path_factory.mktemp("vision") / "models", toy_images())
+
+
+def test_a_table_selects_on_validation_images_and_keeps_its_cells(task: VisionTask, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Watching(Unobserved):
+        def finished(self, label: str, status: str, text: str) -> None:
+            seen.append(status)
+
+    search, settings = (2, 9), {"num_train_epochs": 1}
+    document = run_table(task, ["iu", "l1_sparse"], [0, 1], tmp_path, Watching(), search=search, settings=settings)
+    assert set(seen) == {"done"}
+    rows = {row["name"]: row for row in document["rows"]}
+    assert list(rows) == ["before", "retrain", "iu", "l1_sparse"]
+    assert rows["retrain"]["figures"]["delta"]["mean"] == 0.0
+    assert rows["retrain"]["figures"]["minutes"]["mean"] > 0.0  # also where another row had it trained
+    for name in ("iu", "l1_sparse"):
+        tried = rows[name]["trials"]
+        best = min(tried, key=lambda trial: trial["validation_delta"])
+        assert rows[name]["selected"] == best["settings"] and len(tried) == 2
+        figures, gold = rows[name]["figures"], rows["retrain"]["figures"]
+        total = sum(abs(figures[key]["mean"] - gold[key]["mean"]) for key in ("RA", "FA", "TA"))
+        assert figures["delta"]["mean"] == pytest.approx(total) and figures["RA"]["count"] == 2
+    seen.clear()
+    again = run_table(task, ["iu", "l1_sparse"], [0, 1], tmp_path, Watching(), search=search, settings=settings)
+    assert set(seen) == {"kept"} and again == document
+    with pytest.raises(ConfigError, match="--search-seed 1 is among --seeds"):
+        run_table(task, ["iu"], [0, 1], tmp_path, Unobserved(), search=(1, 1))
+
+
+def test_the_model_before_unlearning_is_the_same_for_all_seeds_and_never_saw_validation(task: VisionTask) -> None:
+    splits = [task.bench.split(seed) for seed in (0, 1)]
+    assert len(list(task.bench.folder.glob("learned-*"))) <= 1
+    for split in splits:
+        held = set(split.validation.tolist())
+        assert held == set(splits[0].validation.tolist())
+        assert not held & set(split.forget.tolist()) and not held & set(split.retain.tolist())
+
+
+def test_training_that_was_interrupted_goes_on_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+    def bench(folder: Path) -> Any:
+        settings = {**toy_settings({}), "pretrain_epochs": 3}
+        return VisionTask(settings, folder, toy_images()).bench
+
+    def stop(done: int, total: int) -> None:
+        if done == 8:  # in the second of three epochs of five steps
+            raise KeyboardInterrupt
+
+    whole = bench(tmp_path / "whole").learned(lambda done, total: None)
+    with pytest.raises(KeyboardInterrupt):
+        bench(tmp_path / "parts").learned(stop)
+    taken: list[int] = []
+    again = bench(tmp_path / "parts").learned(lambda done, total: taken.append(done))
+    assert taken[0] == 6 and taken[-1] == 15
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    read = bench(tmp_path / "parts").learned(stop)  # is there: nothing is trained
+    assert torch.equal(read.state_dict()["head.weight"], whole.state_dict()["head.weight"])
+
+
+def test_a_refreshed_memory_is_the_gradient_of_all_retain_images(task: VisionTask, tmp_path: Path) -> None:
+    values = {**task.base, "protect": "both", "memory_refresh": 2, "output_dir": str(tmp_path), **QUIET}
+    arguments, config = build_vision(values)
+    model, split = task.bench.learned(lambda done, total: None), task.bench.split(0)
+    twin = copy.deepcopy(model).eval()
+    trainer = task.bench.unlearner(model, split, arguments, config)
+    seen: list[Any] = []
+    refresh = trainer._refresh_memory
+
+    def look(step: Any) -> None:
+        refresh(step)
+        seen.append([t.clone() for t in step.space.memory["m"]])
+
+    trainer._refresh_memory = look  # type: ignore[method-assign]
+    trainer.train()
+    kept = task.bench.train.take(split.retain)
+    loss = functional.cross_entropy(twin(normalised(kept.pixels, *task.bench.statistics)).logits, kept.labels)
+    for mine, truth in zip(seen[0], torch.autograd.grad(loss, list(twin.parameters())), strict=True):
+        assert torch.allclose(mine, truth, rtol=1e-3, atol=1e-5)
+    assert len(seen) == -(-trainer.state.global_step // 2)
+
+
+def test_every_setting_of_vision_is_documented() -> None:
+    page = (ROOT / "docs" / "vision.md").read_text(encoding="utf-8")
+    own = {f.name for f in dataclasses.fields(VisionConfig)} - {f.name for f in dataclasses.fields(ROSUConfig)}
+    for name in {*own, *(f.name for f in dataclasses.fields(VisionArguments)), *ROWS}:
+        assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize("action", ["run", "diagnose"])
+def test_the_verb_runs_at_toy_size(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(ROOT / "configs/vision/cifar10_cpu.yaml")
+    assert main(["vision", action, "--config", config, "--protocol", "random", "--smoke", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    if action == "run":
+        content: dict[str, Any] = json.loads((tmp_path / "vision_run_random.json").read_text())
+        assert [row["name"] for row in content["rows"]] == ["before", "retrain", "rosu"]
+        assert "ROSU" in shown and (tmp_path / "run_random.tex").is_file()
+    else:
+        found = json.loads((tmp_path / "random" / "diagnosis.json").read_text())
+        assert found["full_batch"]["curve"] and "over all samples" in shown
+
+
+def test_an_ablation_has_a_curve_by_epoch_that_ends_at_its_figures(tmp_path: Path) -> None:
+    values = {**toy_settings({"protocol": "random"}), "num_train_epochs": 2}
+    toy = VisionTask(values, tmp_path / "models", toy_images(), curves=True)
+    grid = vision_grid("components", "random", {"num_train_epochs": 2})
+    grid = dataclasses.replace(grid, variants=grid.variants[:1])
+    document = run_ablation(toy, grid, [0, 1], tmp_path, Unobserved())
+    before, _, row = document["rows"]
+    assert [point[0] for point in row["curve"]["FA"]] == [0.0, 1.0, 2.0]
+    for name in ("RA", "FA"):
+        assert row["curve"][name][0][1] == pytest.approx(before["figures"][name]["mean"])
+        _, mean, spread = row["curve"][name][-1]
+        assert mean == pytest.approx(row["figures"][name]["mean"]) and spread == pytest.approx(
+            row["figures"][name]["std"]
+        )
+    written = write_vision(document, vision_section(document, grid.title, "components_random"), tmp_path / "out")
+    assert {path.name for path in written} >= {"components_random.md", "components_random_epochs.png"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--smoke", "--methods", "rosa"], "Did you mean 'rosu'"),
+        (["run", "--data", "/nowhere/at/all"], "is no file or folder"),
+        (["table", "--smoke", "--trials", "9"], "every method has 8"),
+        (["ablate", "--smoke", "--grid", "ranks", "--protocol", "random"], "Did you mean 'rank'"),
+        (["run", "--smoke", "--method", "uam"], "--methods NAME"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["vision", *words]) != 0
+    errors = capsys.readouterr().err
+    assert message in errors and "Traceback" not in errors
+
+
+def test_the_papers_figures_stand_beside_ours_in_files_and_below_on_a_terminal() -> None:
+    figures = {name: {"mean": 50.0, "std": 1.0, "count": 3} for name in ("RA", "FA", "TA", "delta", "MIA", "minutes")}
+    paper = paper_figures("tables", "cifar10", "random")
+    rows = [
+        {"name": name, "label": name, "figures": figures, "paper": paper.get(name), "errors": []}
+        for name in ("before", "retrain", "rosu")
+    ]
+    setup = {"images": [9, 9, 10], "seeds": [0], "protocol": "random", "model": "resnet18", "width": 64}
+    setup |= {"pretrain_epochs": 200, "validation_share": 0.05}
+    section = vision_section({"schema": "", "setup": setup, "rows": rows}, "methods", "table_random")
+    whole, ours, theirs = section.tables
+    assert whole.folded and not ours.folded and len(whole.columns) == 12 and len(ours.columns) == 6
+    assert whole.rows[2].cells[9].value == theirs.rows[2].cells[3].value == 0.26
+    assert theirs.columns == ours.columns and ours.rows[2].cells[0].value == 50.0
+
+
+def test_a_vision_recipe_given_to_another_verb_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--config", str(ROOT / "configs/vision/cifar10.yaml")]) != 0
+    assert "which have a verb of their own: rosu vision" in capsys.readouterr().err
+
+
+def test_nothing_outside_imports_vision_at_the_top() -> None:
+    """Language users pay nothing: only the verb and its page do, and they are imported when the verb is called."""
+    allowed = {"cli/vision.py", "presentation/vision.py"}
+    for path in (ROOT / "rosu_llm").rglob("*.py"):
+        name = str(path.relative_to(ROOT / "rosu_llm"))
+        if name.startswith("vision/") or name in allowed:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                assert "vision" not in (node.module or "").split("."), name
+                assert not {"torchvision", "timm", "PIL"} & {(node.module or "").split(".")[0]}, name
