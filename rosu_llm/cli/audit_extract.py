@@ -5,21 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from .audited import add_model_flags, asked, finish, launches
+from .audited import add_model_flags, asked, finish
+from .common import wants_processes
+from .replicas import launch_replicas
 
 
 def main(argv: Sequence[str]) -> int:
     """Parse, ask, print."""
     options = _parser().parse_args(argv)
-    if (code := launches(options, argv, "extract")) is not None:
-        return code
+    if wants_processes(options):
+        return launch_replicas(options, argv, ("audit", "extract"))
 
     from ..analysis.extract.audit import ExtractRequest, audit_extract
     from ..analysis.extract.ways import WAYS
     from ..presentation.extract import extract_section
     from .progress import stage_bars
 
-    with asked(options) as which:
+    with asked(options, "extract") as which:
         small = options.smoke
         request = ExtractRequest(
             models=which.models,

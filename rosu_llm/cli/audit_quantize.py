@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from .audited import add_benchmark_flags, add_model_flags, asked, finish, launches, measured
+from .audited import add_benchmark_flags, add_model_flags, asked, finish, measured
+from .common import wants_processes
+from .replicas import launch_replicas
 
 
 def main(argv: Sequence[str]) -> int:
     """Parse, round and measure, print."""
     options = _parser().parse_args(argv)
-    if (code := launches(options, argv, "quantize")) is not None:
-        return code
+    if wants_processes(options):
+        return launch_replicas(options, argv, ("audit", "quantize"))
 
     from ..analysis.quantize.audit import QuantizeRequest, audit_quantize
     from ..analysis.quantize.rounding import check_precisions, has_library
@@ -26,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     check_precisions(precisions, options.group_size)
     fluent = options.fluency_model != "none"
     metrics = [metric for metric in METRICS if fluent or metric != FLUENCY]
-    with asked(options) as which, measured(options, which, metrics, keep=True) as measure:
+    with asked(options, "quantize") as which, measured(options, which, metrics, keep=True) as measure:
         request = QuantizeRequest(
             models=which.models,
             measure=measure,

@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from .audited import add_benchmark_flags, add_model_flags, asked, finish, launches, measured
+from .audited import add_benchmark_flags, add_model_flags, asked, finish, measured
+from .common import wants_processes
+from .replicas import launch_replicas
 
 #: Cheap enough for a dozen states of three models: one pass over given answers, one of generation.
 METRICS = ("forget_Q_A_Prob", "extraction_strength", "exact_memorization", "forget_Q_A_ROUGE", "retain_Q_A_Prob")
@@ -16,8 +18,8 @@ _ATTACK = ("epochs", "steps", "learning_rate", "batch_size", "micro_batch", "war
 def main(argv: Sequence[str]) -> int:
     """Parse, attack, print."""
     options = _parser().parse_args(argv)
-    if (code := launches(options, argv, "relearn")) is not None:
-        return code
+    if wants_processes(options):
+        return launch_replicas(options, argv, ("audit", "relearn"))
 
     from ..analysis.relearn.attack import RelearnAttack, check_shares
     from ..analysis.relearn.audit import RelearnRequest, audit_relearn
@@ -29,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     attack = RelearnAttack(on=options.on, **{**relearn_preset(options.preset), **given})
     shares = tuple(dict.fromkeys(options.share))
     check_shares(shares)
-    with asked(options) as which, measured(options, which, METRICS) as measure:
+    with asked(options, "relearn") as which, measured(options, which, METRICS) as measure:
         if options.smoke:
             shares = tuple(dict.fromkeys(max(share, 0.5) for share in shares))  # a toy has four rows
             smaller: dict[str, Any] = {"steps": 2, "batch_size": 4, "micro_batch": 2}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import LAYOUTS, check_out, launch, quiet, seed_number, shutdown, wants_processes
+from .common import check_out, quiet, seed_number, shutdown
+from .replicas import add_loading_flags, add_process_flags, is_first, loading, speak
 
 if TYPE_CHECKING:
     from ..analysis.controls.measures import AuditMeasure
@@ -34,13 +34,10 @@ def add_model_flags(parser: argparse.ArgumentParser, *, dtype: str) -> None:
     parser.add_argument("--eval-batch-size", type=int, default=64, metavar="N", help="samples at once (64)")
     parser.add_argument("--max-new-tokens", type=int, default=200, metavar="N", help="of a generated answer (200)")
     parser.add_argument("--max-length", type=int, default=512, metavar="N", help="longest sample in tokens (512)")
-    dtypes = ["auto", "float32", "bfloat16", "float16"]
-    parser.add_argument("--dtype", default=dtype, choices=dtypes, help=f"of the weights (default {dtype})")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    add_loading_flags(parser, dtype=dtype)
     parser.add_argument("--seeds", type=seed_number, nargs="+", default=[0], metavar="N", help="default 0")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: audits/NAME; never the model's own)")
-    parser.add_argument("--num-processes", type=int, metavar="N", help="share the work among N devices")
-    parser.add_argument("--accelerate-config", metavar="NAME|FILE", help="ddp, or an accelerate file of yours")
+    add_process_flags(parser)
     parser.add_argument("--overwrite", action="store_true", help="begin anew where results of other conditions are")
     parser.add_argument("--smoke", action="store_true", help="toy models and toy questions in DIR/smoke; seconds")
 
@@ -52,24 +49,6 @@ def add_benchmark_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fluency-model", metavar="NAME|PATH", default="none", help="TOFU: classifier, or 'none'")
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help="WMDP: lm-eval tasks (default all three)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="WMDP: questions as files, in place of the hub")
-
-
-def launches(options: argparse.Namespace, argv: Sequence[str], kind: str) -> int | None:
-    """Hand over to the launcher where several processes are asked for."""
-    if not wants_processes(options):
-        return None
-    from ..compat import accelerator_kind
-    from ..errors import ConfigError
-
-    layout = options.accelerate_config or "ddp"
-    if layout in LAYOUTS and layout != "ddp":
-        raise ConfigError(
-            f"--accelerate-config {layout} shards the model; an audit shares the work instead: use ddp, or leave it "
-            "out."
-        )
-    if accelerator_kind() is None:
-        os.environ["ACCELERATE_USE_CPU"] = "true"
-    return launch(layout, options.num_processes, argv, ("audit", kind), ("--mixed_precision", "no"))
 
 
 @dataclass(frozen=True)
@@ -84,17 +63,16 @@ class Asked:
 
 
 @contextmanager
-def asked(options: argparse.Namespace) -> Iterator[Asked]:
+def asked(options: argparse.Namespace, kind: str) -> Iterator[Asked]:
     """Find and check the models; with ``--smoke`` toys in their place."""
     from ..analysis.controls.models import find_models
+    from ..evaluation.processes import check_processes
     from ..evaluation.tofu.run import Loading
     from ..toys import audit_toys
 
-    first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("rosu_llm").setLevel(logging.WARNING if first else logging.ERROR)
+    check_processes(options.expect_processes, f"audit {kind}")
+    speak(logging.WARNING)
     quiet(threads=1 if options.smoke else None)
-    loading = Loading(dtype=options.dtype, trust_remote_code=options.trust_remote_code)
     out = options.out or Path("audits") / Path(options.model.rstrip("/")).name
     if options.smoke:
         check_out(out)
@@ -105,7 +83,7 @@ def asked(options: argparse.Namespace) -> Iterator[Asked]:
         return
     models = find_models(options.model, options.retain, options.target)
     check_out(out)
-    yield Asked(models, options.data, options.chat_format, loading, out)
+    yield Asked(models, options.data, options.chat_format, loading(options), out)
 
 
 @contextmanager
@@ -145,7 +123,7 @@ def finish(document: Any, section: Section, path: Path) -> int:
     from ..presentation.writers import write_page
     from ..presentation.writers.markdown import section as markdown
 
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         write_json(path, document)
         written, problem = write_page(section, path.with_suffix(".md"))
         done = [f"wrote {file}" for file in (path, written[-1], *written[:-1])]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import LAYOUTS, launch, shutdown, wants_processes
+from .common import wants_processes
+from .replicas import add_loading_flags, add_process_flags, launch_replicas, loading, speak, tell
 
 if TYPE_CHECKING:
     from ..evaluation.muse.run import MuseRequest
@@ -20,10 +20,8 @@ def main(argv: Sequence[str]) -> int:
     """Parse, evaluate, print the table."""
     options = _parser().parse_args(argv)
     if wants_processes(options):
-        return _launch(options, argv)
-    first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("rosu_llm").setLevel(logging.INFO if first else logging.ERROR)
+        return launch_replicas(options, argv, ("eval", "muse"))
+    speak(logging.INFO)
 
     from ..evaluation.muse.run import run
     from ..evaluation.processes import from_first
@@ -37,28 +35,7 @@ def main(argv: Sequence[str]) -> int:
     with asked as request:
         output = run(request)
         text = from_first(lambda: muse_page(output))
-    if first:
-        print(text, end="")
-    shutdown()
-    return 0
-
-
-def _launch(options: argparse.Namespace, argv: Sequence[str]) -> int:
-    from ..compat import accelerator_kind
-    from ..errors import ConfigError
-
-    layout = options.accelerate_config or "ddp"
-    if layout in LAYOUTS and layout != "ddp":
-        raise ConfigError(
-            f"--accelerate-config {layout} shards the model; evaluation shares the questions instead: use ddp, or "
-            "leave it out."
-        )
-    arguments = list(argv)
-    if options.num_processes is not None:
-        arguments += ["--expect-processes", str(options.num_processes)]
-    if accelerator_kind() is None:
-        os.environ["ACCELERATE_USE_CPU"] = "true"
-    return launch(layout, options.num_processes, arguments, ("eval", "muse"), ("--mixed_precision", "no"))
+    return tell(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,22 +57,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, metavar="N", help="first N rows of each data set: a trial run")
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="samples at once and per process (16)")
     parser.add_argument("--batch-tokens", type=int, default=16384, metavar="N", help="tokens at once (16384)")
-    dtypes = ["auto", "float32", "bfloat16", "float16"]
-    parser.add_argument("--dtype", default="auto", choices=dtypes, help="of the weights; auto: as they are stored")
-    parser.add_argument("--attn-implementation", metavar="NAME", help="sdpa, eager, flash_attention_2, …")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
-    parser.add_argument("--num-processes", type=int, metavar="N", help="share the questions among N devices")
-    parser.add_argument("--accelerate-config", metavar="NAME|FILE", help="ddp, or an accelerate file of yours")
+    add_loading_flags(parser)
+    add_process_flags(parser)
     parser.add_argument("--overwrite", action="store_true", help="begin anew, reference models included")
     parser.add_argument("--smoke", action="store_true", help="toy models and toy texts, to check the rest")
-    parser.add_argument("--expect-processes", type=int, help=argparse.SUPPRESS)
     return parser
 
 
 def _request(options: argparse.Namespace) -> MuseRequest:
     from ..evaluation.muse.evaluate import METRICS, MuseSettings
     from ..evaluation.muse.run import MuseRequest
-    from ..evaluation.tofu.run import Loading
 
     return MuseRequest(
         model=options.model,
@@ -108,11 +79,7 @@ def _request(options: argparse.Namespace) -> MuseRequest:
             limit=options.limit,
             metrics=tuple(dict.fromkeys(options.metrics or METRICS)),
         ),
-        loading=Loading(
-            dtype=options.dtype,
-            attn_implementation=options.attn_implementation,
-            trust_remote_code=options.trust_remote_code,
-        ),
+        loading=loading(options),
         out=options.out,
         retain=options.retain,
         target=options.target,

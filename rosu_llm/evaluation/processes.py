@@ -18,8 +18,10 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
+from ..compat import accelerator_kind
 from ..errors import ConfigError, RosuError
 
 TIMEOUT = 1800.0  # seconds without a result from any process
@@ -44,13 +46,25 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def check_processes(asked: int | None, benchmark: str) -> None:
+def joined_device() -> torch.device:
+    """Join the other processes, if a launcher started some; this one's device.
+
+    Without devices accelerate must be told, else every process believes it is alone.
+    """
+    from accelerate import PartialState
+
+    alone = started_processes() == 1
+    state = PartialState(cpu=not alone and accelerator_kind() is None, **({} if alone else GROUP))
+    return torch.device(state.device)
+
+
+def check_processes(asked: int | None, verb: str) -> None:
     """Raise when ``--num-processes`` asked for another number of processes than the launcher started."""
     started = started_processes()
     if asked is not None and asked != started:
         raise ConfigError(
             f"--num-processes {asked} was asked for, but {started} started. Launch with "
-            f"'torchrun --nproc_per_node {asked} -m rosu_llm eval {benchmark} …' instead."
+            f"'torchrun --nproc_per_node {asked} -m rosu_llm {verb} …' instead."
         )
 
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...compat import accelerator_kind
 from ...errors import ConfigError, RosuError
 from ...evaluation.model_identity import ADAPTER, Model, find_model
-from ...evaluation.processes import GROUP, started_processes
 from ...files import read_json, weight_digests
 
 UNLEARNED, RETAIN, INITIAL = "unlearned", "retain", "initial"
@@ -67,16 +65,6 @@ def check_place(out: Path, models: AuditedModels) -> None:
                     f"--out {out} is in the folder of {FLAGS[role]}, which an audit does not write to: give another "
                     "one, e.g. --out audits."
                 )
-
-
-def audit_device() -> Any:
-    """Join the other processes, if a launcher started some, and return this one's device."""
-    import torch
-    from accelerate import PartialState
-
-    alone = started_processes() == 1
-    state = PartialState(cpu=not alone and accelerator_kind() is None, **({} if alone else GROUP))
-    return torch.device(state.device)
 
 
 def _weights(model: Model) -> Any:

@@ -13,8 +13,9 @@ from ...compat import empty_device_cache, installed_versions
 from ...data.chat_format import find_format
 from ...data.tofu import split_names, tofu_rows
 from ...errors import ConfigError, DataError
+from ...evaluation.processes import joined_device
 from ...evaluation.tofu.run import Loading, load, load_tokenizer
-from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, audit_device, check_place
+from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, check_place
 from ..controls.store import AuditStore
 from .asking import greedily, sampled, through_the_lens
 from .estimates import Interval, bootstrap, check_samples, expected_best, leak_at
@@ -154,7 +155,7 @@ class _Asking:
         self.request, self.role, self.rows, self.kept = request, role, rows, kept
         which = request.models.by_role[role]
         form = find_format(request.chat_format, load_tokenizer(which, request.loading), which.source)
-        self.model, self.tokenizer = load(which, request.loading, audit_device())
+        self.model, self.tokenizer = load(which, request.loading, joined_device())
         self.form, self.judge = form, HitJudge(request.threshold)
 
     def __call__(self, way: str, seed: int) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from typing import Any, TypedDict
 from ... import __version__
 from ...compat import empty_device_cache, installed_versions
 from ...errors import ConfigError
-from ...evaluation.processes import from_first
+from ...evaluation.processes import from_first, joined_device
 from ...evaluation.tofu.document import FILES
 from ...evaluation.tofu.run import Loading, load
 from ...evaluation.tofu.summary import FLUENCY, summarise
 from ..controls.measures import AuditMeasure, TofuFigures
-from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, audit_device, check_place
+from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, check_place
 from ..controls.store import AuditStore
 from ..relearn.curves import symmetric
 from .ratios import against_control, surviving
@@ -127,7 +127,7 @@ def _measure(request: QuantizeRequest, store: AuditStore, role: str, precision: 
         if isinstance(measure, TofuFigures) and RETAIN in request.models.by_role:
             results = store.folder / f"{RETAIN}-{FULL}" / FILES[0]
             measure = replace(measure, retain=results if results.is_file() else None)
-        model, tokenizer = load(which, request.loading, audit_device())
+        model, tokenizer = load(which, request.loading, joined_device())
         if precision != FULL:
             round_model(model, precision, request.group)
         cell = {"figures": measure(model, tokenizer, which, store.folder / name, f"{CELLS} {name}")}

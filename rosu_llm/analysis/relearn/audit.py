@@ -15,10 +15,11 @@ from ...data.sources import load_samples, local_file, read_pairs
 from ...data.tofu import split_names
 from ...errors import ConfigError
 from ...evaluation.model_identity import Model
+from ...evaluation.processes import joined_device
 from ...evaluation.tofu.run import Loading, load, load_tokenizer
 from ...files import digest
 from ..controls.measures import AuditMeasure
-from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, audit_device, check_place
+from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, check_place
 from ..controls.store import AuditStore
 from .attack import FORGET, RETAINED, RelearnAttack, check_shares, draw, relearn
 from .curves import area_between, evaluated_steps, gain, robustness, steps_to_half, symmetric
@@ -169,7 +170,7 @@ def _attack(
     # Training is repeated up to the last step that is missing; what was measured is not.
     missing = set(steps) - set(found)
     if missing:
-        model, _ = load(which, request.loading, audit_device())
+        model, _ = load(which, request.loading, joined_device())
         relearn(model, tokenizer, shown, request.attack, seed, missing, observe, request.out)
         del model
         gc.collect()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from ...compat import accelerator_kind, empty_device_cache
+from ...compat import empty_device_cache
 from ...data.chat_format import find_format
 from ...files import weight_digests
 from ..model_identity import Model, find_model, is_model
-from ..processes import GROUP, check_processes, from_first, started_processes
+from ..processes import check_processes, from_first, joined_device
 from ..tofu.run import Loading, load, load_tokenizer
 from .evaluate import FILES, MuseSettings, evaluate_muse, read_reference
 
@@ -42,12 +42,8 @@ class MuseOutput:
 
 def run(request: MuseRequest) -> MuseOutput:
     """Evaluate the references that are models, then the model; what can be refused is refused before the first."""
-    from accelerate import PartialState
-
-    check_processes(request.processes, "muse")
-    alone = started_processes() == 1
-    state = PartialState(cpu=not alone and accelerator_kind() is None, **({} if alone else GROUP))
-    device = torch.device(state.device)
+    check_processes(request.processes, "eval muse")
+    device = joined_device()
     model = from_first(lambda: find_model(request.model, adapters=True))
     found = {"retain": _find(request.retain), "target": _find(request.target)}
     for each in (model, *found.values()):

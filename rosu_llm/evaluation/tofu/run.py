@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ...compat import accelerator_kind, dtype_argument, empty_device_cache, load_causal_model
+from ...compat import dtype_argument, empty_device_cache, load_causal_model
 from ...data.chat_format import find_format
 from ...errors import ConfigError
 from ...files import weight_digests
 from ..model_identity import TOKENIZER_FILES, Model, find_model, is_model
-from ..processes import GROUP, check_processes, from_first, started_processes
+from ..processes import check_processes, from_first, joined_device
 from .collection import check_reference, find_reference
 from .document import FILES, REFERENCES
 from .evaluate import evaluate_tofu
@@ -62,17 +62,12 @@ class TofuOutput:
 
 def run(request: TofuRequest) -> TofuOutput:
     """Evaluate the references that are models, then the model; whatever can be refused is refused before the first."""
-    from accelerate import PartialState
-
-    check_processes(request.processes, "tofu")
+    check_processes(request.processes, "eval tofu")
     for variable, layout in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
         if os.environ.get(variable, "false").lower() in ("1", "true"):
             raise ConfigError(f"Evaluation keeps the whole model on every process, not {layout}'s shards: use ddp.")
     auc_transform(request.transform)
-    # joins the other processes; without devices accelerate must be told, else every process believes it is alone
-    alone = started_processes() == 1
-    state = PartialState(cpu=not alone and accelerator_kind() is None, **({} if alone else GROUP))
-    device = torch.device(state.device)
+    device = joined_device()
     settings = request.settings
     model = from_first(lambda: find_model(request.model, adapters=True))
     references = {

@@ -57,7 +57,7 @@ class WmdpRequest:
             raise ConfigError("--data-dir and --tasks-dir both say where the questions come from: give one of them.")
         if self.tasks_dir and not [*self.tasks_dir.glob("**/*.yaml")]:
             raise ConfigError(f"--tasks-dir {str(self.tasks_dir)!r} holds no lm-eval task (*.yaml).")
-        check_processes(self.processes, "wmdp")
+        check_processes(self.processes, "eval wmdp")
         if settings.limit is not None and settings.limit < world:
             raise ConfigError(f"--limit {settings.limit} leaves some of {world} processes without a question.")
 
