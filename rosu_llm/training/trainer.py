@@ -277,6 +277,13 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
             self._pull_hook.remove()
         self._step = self._pull_hook = None
 
+    def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        """No batches where a resumed run is at its end already: transformers would make one more step of them."""
+        if 0 < self.state.max_steps <= self.state.global_step:
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(epoch_iterator, *args, **kwargs)
+
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Collect the micro-batch; on the last one of the window run all passes. Returns the outer loss."""
         model.train()

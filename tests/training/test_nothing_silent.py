@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rosu_llm import ROSUConfig, ROSUTrainer, UnlearningStep
 from rosu_llm.cli.main import main
+from rosu_llm.compat import transformers_is
 from rosu_llm.data.pairing import ForgetRetainDataset
 from rosu_llm.errors import ConfigError, DataError, UnsupportedLayoutError
 from rosu_llm.files import parse_yaml
@@ -233,6 +234,18 @@ def test_minima_over_a_logs_steps_survive_a_resumption(tmp_path: Path) -> None:
     names = ("norm/retain_sq_min", "norm/q_min", "norm/q", "step/fallbacks")
     one, other = (next(e for e in t.state.log_history if "norm/q_min" in e) for t in (whole, resumed))
     assert {name: one[name] for name in names} == {name: other[name] for name in names}
+
+
+@pytest.mark.skipif(not transformers_is("4.46"), reason="older versions of Trainer read batches themselves")
+def test_a_run_resumed_at_its_end_makes_no_further_step(tmp_path: Path) -> None:
+    """In the middle of an epoch; what was killed before it could save its model is asked to go on like that."""
+    data = ForgetRetainDataset(samples(8, 1), samples(8, 2))
+    given = {"max_steps": 3, "per_device_train_batch_size": 1, "save_strategy": "steps", "save_steps": 1}
+    whole, again = (ROSUTrainer(tiny_llama(), config(tmp_path, **given), train_dataset=data) for _ in range(2))
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert again.state.global_step == 3
+    assert torch.equal(flat(again.model.parameters()), flat(whole.model.parameters()))
 
 
 # -- small things -------------------------------------------------------------------------------------------
