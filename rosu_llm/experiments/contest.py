@@ -85,6 +85,19 @@ CONTESTANTS |= {
         "simnpo",
         {"simnpo_beta": (3.5, 4.5), "simnpo_delta": (0.0, 1.0), "forget_weight": (0.125, 0.25)},
     ),
+    # all parameters, the activations of one layer at the answers' tokens; which layer belongs to the model
+    "rmu": Contestant(
+        "RMU",
+        {
+            "method": "graddiff",
+            "forget_loss": "rmu",
+            "retain_loss": "representation",
+            "reduction": "rmu",
+            "answers_only": True,
+            "trainable_parameters": None,
+        },
+        {"steering": (2.0, 10.0), **_WEIGHT},
+    ),
     "wga": _published("WGA", "wga", {"wga_beta": (0.5, 1.0, 2.0), **_WEIGHT}),
     "satimp": _published(
         "SatImp", "satimp", {"satimp_beta1": (5.0,), "satimp_beta2": (1.0,), "forget_weight": (0.1, 1.0), **_WEIGHT}

@@ -22,10 +22,14 @@ ROWS: dict[str, str] = {
     "UNDIAL": "undial",
     "SimNPO": "simnpo_published",
     "UAM": "uam",
+    "RMU": "rmu",
     "ROSU": "rosu_paper",
 }
 #: Rows that the table has not.
 BESIDES: dict[str, str] = {"WGA": "wga", "SatImp": "satimp", "ROSU, matched pull": "rosu"}
+
+#: Kind of task → the layer whose activations RMU moves: two thirds up, the middle one of the published three.
+RMU_LAYER = {"demo": 2, "config": 10, "smoke": 0}
 
 ALL = "all"
 SEARCH_SEED = 10
@@ -78,6 +82,8 @@ def table_contest(
             )
         if files.get(third):
             own[name] = {third: files[third]}
+        if name == "rmu":
+            own[name] = {"target_layer": RMU_LAYER[kind]}
     return Contest(
         list(rows.values()), budget["common"], trials or budget["trials"], SEARCH_SEED, seeds or budget["seeds"], own
     )
@@ -85,5 +91,6 @@ def table_contest(
 
 def _third(name: str) -> str:
     from ..losses import get_loss
+    from ..representation import losses  # noqa: F401  registers rmu
 
     return get_loss(str(CONTESTANTS[name].settings.get("forget_loss", "nll")), "forget").alternative

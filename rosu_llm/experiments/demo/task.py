@@ -116,9 +116,9 @@ class DemoTask:
 
     def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> Started:
         recipe = build({**values, **WITHOUT_OUTPUT, "seed": seed, "output_dir": str(folder)})
-        if recipe.representation_level:
+        if recipe.representation_level and not getattr(recipe.config, "answers_only", False):
             raise ConfigError(
-                "The task 'demo' measures answers, which representation-level unlearning needs more layers for: use "
+                "The task 'demo' has questions and answers, and this level reads plain text: set answers_only, or use "
                 "--config FILE."
             )
         if recipe.config.loss("forget").alternative == "refusals" and not self._size.refusals:
@@ -133,7 +133,9 @@ class DemoTask:
         third = recipe.config.loss("forget").alternative
         if third != "none":
             forget = WithAlternates(forget, world.third_answers(third, seed))
-        trainer = assemble(recipe, Loaded(model, world.tokenizer, forget, retain, held_out)).trainer
+        # at representation level the trainer reads the layers it needs itself
+        source = str(self._place(seed)) if recipe.representation_level else model
+        trainer = assemble(recipe, Loaded(source, world.tokenizer, forget, retain, held_out)).trainer
 
         def details() -> dict[str, Any]:
             log = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -145,7 +147,7 @@ class DemoTask:
         """The model that knows everybody: read from its folder, or taught and put there whole."""
         from transformers import LlamaForCausalLM
 
-        folder = self._folder / f"demo-seed{seed}-{cell_key(self.identity({}), {}, seed)}"
+        folder = self._place(seed)
         if not folder.is_dir():
             samples = [*world.data["forget"].samples, *world.data["retain"].samples]
             partial = folder.with_name(f"{folder.name}.partial")
@@ -154,6 +156,9 @@ class DemoTask:
             world.tokenizer.save_pretrained(partial)
             os.replace(partial, folder)
         return LlamaForCausalLM.from_pretrained(folder)
+
+    def _place(self, seed: int) -> Path:
+        return self._folder / f"demo-seed{seed}-{cell_key(self.identity({}), {}, seed)}"
 
     def _teach(self, world: World, samples: list[Any], seed: int, steps: Steps) -> Any:
         size = self._size
