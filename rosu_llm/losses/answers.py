@@ -107,14 +107,16 @@ def at_positions(
         shape = inputs["input_ids"].shape
     layer = _output_layer(model, inner)
     if inner not in _WAYS:
-        _WAYS[inner] = "whole" if layer is None else _tried(model, layer, inputs)
+        _WAYS[inner] = "whole" if layer is None else _tried(model, inner, layer, inputs)
         if _WAYS[inner] == "whole":
             name = type(inner).__name__
             logger.info("%s computes the logits of all positions: its output layer cannot be replaced.", name)
     if layer is None or _WAYS[inner] == "whole":
         return _columns(reduce(wide(model(**inputs).logits[rows, columns]), every))
     head = _Head(layer, shape, rows, columns)
-    blocks = _thinnable(model, inner, inputs, head)
+    blocks = feed_forwards(inner) if _THIN[inner] else []
+    if any(_watched(block) for block in blocks):
+        blocks = []
     with (
         head.replaced(None if _WAYS[inner] == "positions" or _watched(layer) else reduce),
         thinned(blocks, shape, present, head.flat),
@@ -126,68 +128,59 @@ def at_positions(
 
 
 @torch.no_grad()
-def _tried(model: nn.Module, layer: nn.Module, inputs: Mapping[str, Any]) -> str:
+def _tried(model: nn.Module, inner: Any, layer: nn.Module, inputs: Mapping[str, Any]) -> str:
     """What the model does with its logits, found out on its first row, without dropout.
 
     A run that is resumed tries again: nothing of a training pass may depend on whether it is the first.
     """
-    first, columns = _first_row(inputs)
+    count = len(inputs["input_ids"])
+    first = {k: v[:1] if isinstance(v, Tensor) and v.dim() and len(v) == count else v for k, v in inputs.items()}
+    columns = torch.arange(first["input_ids"].shape[1], device=inputs["input_ids"].device)
     head = _Head(layer, first["input_ids"].shape, torch.zeros_like(columns), columns)
     with _evaluating(model), head.replaced(None):
         found: Tensor = model(**first).logits
     if not head.followed or found.shape[:2] != first["input_ids"].shape or head.made is None:
         return "whole"
+    with _evaluating(model):
+        _THIN[inner] = _same_when_thinned(model, feed_forwards(inner), layer, first, columns, head.made)
     unchanged = found.shape == head.made.shape and bool(((found == head.made) | (found != found)).all())
     return "reduced" if unchanged and bool(found.any()) else "positions"  # zeros tell nothing
 
 
-def _thinnable(model: nn.Module, inner: Any, inputs: Mapping[str, Any], head: _Head) -> list[nn.Module]:
-    """The feed-forward blocks of the model, if they may be thinned now; found out once on its first row."""
-    blocks = feed_forwards(inner)
-    if blocks and inner not in _THIN:
-        _THIN[inner] = _same_when_thinned(model, blocks, inputs, head)
-    return [] if not blocks or not _THIN[inner] or any(_watched(block) for block in blocks) else blocks
-
-
-@torch.no_grad()
-def _same_when_thinned(model: nn.Module, blocks: list[nn.Module], inputs: Mapping[str, Any], head: _Head) -> bool:
+def _same_when_thinned(
+    model: nn.Module,
+    blocks: list[nn.Module],
+    layer: nn.Module,
+    row: Mapping[str, Any],
+    columns: Tensor,
+    logits: Tensor,
+) -> bool:
     """Whether every other position of the first three quarters of a row keeps its logits without the rest."""
-    first, columns = _first_row(inputs)
-    shape = first["input_ids"].shape
-    present = columns[: max(1, 3 * len(columns) // 4)]
+    shape, present = row["input_ids"].shape, columns[: max(1, 3 * len(columns) // 4)]
     asked = present[::2]
-    found = []
-    for chosen in ([], blocks):
-        part = head.other(shape, torch.zeros_like(asked), asked)
-        try:
-            with _evaluating(model), part.replaced(None), thinned(chosen, shape, present, asked):
-                model(**first)
-        except (TypeError, AttributeError, RuntimeError, IndexError):  # a block that is not what it is called
-            if not chosen:
-                raise
-            return False
-        if part.made is None:
-            return False
-        found.append(part.made)
-    whole, thin = found
-    size, rounding = float(whole.abs().max()), torch.finfo(whole.dtype).eps ** 0.5
-    return size > 0.0 and float((whole - thin).abs().max()) <= rounding * size
-
-
-def _first_row(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor]:
-    count = len(inputs["input_ids"])
-    first = {k: v[:1] if isinstance(v, Tensor) and v.dim() and len(v) == count else v for k, v in inputs.items()}
-    return first, torch.arange(first["input_ids"].shape[1], device=inputs["input_ids"].device)
+    head = _Head(layer, shape, torch.zeros_like(asked), asked)
+    if not blocks:
+        return False
+    try:
+        with head.replaced(None), thinned(blocks, shape, present, asked):
+            model(**row)
+    except (TypeError, AttributeError, RuntimeError, IndexError):  # a block that is not what it is called
+        return False
+    if head.made is None:
+        return False
+    size, rounding = float(logits.abs().max()), torch.finfo(logits.dtype).eps ** 0.5
+    return size > 0.0 and float((head.made - logits[:, asked]).abs().max()) <= rounding * size
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
 
 
 def wide(logits: Tensor) -> Tensor:
@@ -238,10 +231,6 @@ class _Head:
     def flat(self) -> Tensor:
         """Its positions, counted through all rows."""
         return self._rows * self._shape[1] + self._columns
-
-    def other(self, shape: torch.Size, rows: Tensor, columns: Tensor) -> _Head:
-        """The same layer at positions of another batch."""
-        return _Head(self._module, shape, rows, columns)
 
     def replaced(self, reduce: Reduction | None) -> AbstractContextManager[None]:
         """Inside, the layer sees the positions alone and returns their numbers or, without ``reduce``, their logits."""

@@ -28,7 +28,9 @@ def feed_forwards(inner: Any) -> list[nn.Module]:
     """The feed-forward block of every layer, in order; none where one of them has to stay whole."""
     decoder = getattr(inner, str(getattr(inner, "base_model_prefix", "")), None)
     layers = getattr(decoder, "layers", None) or getattr(decoder, "h", None)
-    if not isinstance(layers, nn.ModuleList) or (inner.training and getattr(inner, "is_gradient_checkpointing", False)):
+    if not isinstance(layers, nn.ModuleList):
+        return []
+    if getattr(inner, "is_gradient_checkpointing", False) and any(m.training for m in (inner, decoder, *layers)):
         return []
     # Its own: a wrapper that runs the layer again in backward shows those of what it wraps as well.
     found = [layer._modules.get("mlp") for layer in layers]

@@ -53,7 +53,7 @@ def sample_closures(
     units = COUNT[loss.spec.unit]
     near = [{name: b[name].cpu() for name in _COUNTED if name in b} for b in batches]  # what is asked row by row
     # A sample without answer tokens has no gradient to protect.
-    rows = [[i for i in range(len(b.get("input_ids", b["labels"]))) if float(units(single(b, i))) > 0.0] for b in near]
+    rows = [[i for i in range(len(b[_sized(b)])) if float(units(single(b, i))) > 0.0] for b in near]
     sizes = torch.zeros(longest, dtype=torch.float64)
     sizes[: len(rows)] = torch.tensor([float(len(found)) for found in rows])
     table = ranks.gather(sizes).round().to(torch.int64).tolist()
@@ -98,6 +98,11 @@ def end_of(batch: Mapping[str, Any], row: int) -> int:
         return int(batch["input_ids"].shape[1])
     used = mask[row].bool() if labels is None else mask[row].bool() | (labels[row] != IGNORE)
     return int(used.nonzero().max()) + 1
+
+
+def _sized(batch: Mapping[str, Any]) -> str:
+    """The key of something with a row per sample."""
+    return "input_ids" if "input_ids" in batch else "labels"
 
 
 def single(batch: Mapping[str, Any], row: int, end: int | None = None) -> dict[str, Any]:

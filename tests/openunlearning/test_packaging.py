@@ -14,7 +14,10 @@ def test_every_package_is_listed() -> None:
     """Folders below ``configs/openunlearning`` are data of that package."""
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     needed = {str(f.parent.relative_to(ROOT)).replace("/", ".") for f in (ROOT / "rosu_llm").rglob("__init__.py")}
-    needed |= {f"rosu_llm.configs.{f.parent.name}" for f in ROOT.glob("configs/*/__init__.py")}
+    shipped = [
+        f for f in ROOT.glob("configs/**/__init__.py") if ROOT / "configs" / "openunlearning" not in f.parent.parents
+    ]
+    needed |= {"rosu_llm." + ".".join(f.parent.relative_to(ROOT).parts) for f in shipped}
     assert needed | {"rosu_llm.configs", "hydra_plugins", "hydra_plugins.rosu_llm_plugin"} == listed
 
 
