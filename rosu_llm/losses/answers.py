@@ -103,7 +103,7 @@ def at_positions(
     if join and present is not None:
         check_kept_apart(model, inner, inputs, present)
         columns = places(present, rows * shape[1] + columns, shape.numel())
-        inputs, rows, present = joined(inputs, present), torch.zeros_like(rows), None
+        inputs, rows, present = joined(inner, inputs, present), torch.zeros_like(rows), None
         shape = inputs["input_ids"].shape
     layer = _output_layer(model, inner)
     if inner not in _WAYS:

@@ -8,7 +8,9 @@ first.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,10 +23,12 @@ from ..errors import ConfigError
 _TRIED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def joined(inputs: Mapping[str, Any], present: Tensor) -> dict[str, Any]:
-    """The model's arguments for the flat positions ``present``, which are no padding, in their order."""
+def joined(inner: Any, inputs: Mapping[str, Any], present: Tensor) -> dict[str, Any]:
+    """The arguments of the model ``inner`` for the flat positions ``present``, no padding, in their order."""
     shape = inputs["input_ids"].shape
     result: dict[str, Any] = {"position_ids": (present % shape[1]).unsqueeze(0)}
+    if _caches(type(inner)):  # with a cache transformers does not look where positions begin again
+        result["use_cache"] = False
     for name, value in inputs.items():
         if name == "attention_mask":
             continue
@@ -38,6 +42,11 @@ def joined(inputs: Mapping[str, Any], present: Tensor) -> dict[str, Any]:
     return result
 
 
+@lru_cache(maxsize=64)
+def _caches(kind: Any) -> bool:
+    return "use_cache" in inspect.signature(kind.forward).parameters
+
+
 def places(present: Tensor, flat: Tensor, size: int) -> Tensor:
     """Where the flat positions of a batch of ``size`` stand in its row."""
     lookup = torch.zeros(size, dtype=torch.int64, device=present.device)
@@ -47,18 +56,23 @@ def places(present: Tensor, flat: Tensor, size: int) -> Tensor:
 
 @torch.no_grad()
 def check_kept_apart(model: nn.Module, inner: Any, inputs: Mapping[str, Any], present: Tensor) -> None:
-    """Raise for a model that lets a sample see those before it in its row; found out on the first two of a batch."""
-    shape = inputs["input_ids"].shape
-    if inner in _TRIED or shape[0] < 2:
+    """Raise for a model that lets a sample see those before it in its row; found out at its first batch.
+
+    Two passes, whatever the batch: under sharding every process has to make as many.
+    """
+    if inner in _TRIED:
         return
-    two = present[present < 2 * shape[1]]
-    second = two[two >= shape[1]]
-    training = model.training
+    length = inputs["input_ids"].shape[1]
+    first, second = present[present < length], present[(present >= length) & (present < 2 * length)]
+    second = second if len(second) else first  # a single sample follows itself
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        both, alone = (model(**joined(inputs, part)).logits[0, -len(second) :] for part in (two, second))
+        rows = (torch.cat([first, second]), second)
+        both, alone = (model(**joined(inner, inputs, part)).logits[0, -len(second) :] for part in rows)
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
     size = float(alone.abs().max())
     if float((both - alone).abs().max()) > torch.finfo(alone.dtype).eps ** 0.5 * size:
         import transformers

@@ -12,7 +12,7 @@ from torch import Tensor
 from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer
 from rosu_llm.data.pairing import ForgetRetainCollator
 from rosu_llm.errors import ConfigError, DataError
-from rosu_llm.losses import COUNT
+from rosu_llm.losses import COUNT, answer_nll
 from rosu_llm.losses.language import POSITIONS
 from rosu_llm.training.regroup import regroup
 from tests.models import CleanLM, flat, samples, tiny_llama
@@ -140,6 +140,21 @@ def test_one_row_without_padding_gives_the_same_weights(tokens: int | None, tmp_
     joined = weights(tmp_path, model, padding_free=True, **options)
     assert float((joined - plain).norm() / (plain - flat(tiny_llama().parameters())).norm()) < 1e-5
     assert sum(shape[0] == 1 and shape[1] > 30 for shape in seen) >= 9  # three passes of three windows
+
+
+def test_a_cache_does_not_join_samples_and_trying_takes_as_many_passes_for_any_batch() -> None:
+    """With ``use_cache`` SDPA builds no mask from position ids; under sharding every pass is a collective."""
+    counts = []
+    for rows in (1, 2):
+        model = tiny_llama()
+        model.config.use_cache = True
+        passes: list[int] = []
+        model.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        batch = regroup({"forget": window([rows])}, None, join=True)["forget"][0]
+        plain = {key: value for key, value in batch.items() if key != POSITIONS}
+        assert torch.allclose(answer_nll(model, batch), answer_nll(model, plain), atol=1e-5)
+        counts.append(len(passes))
+    assert counts[0] == counts[1]
 
 
 def test_models_and_data_that_cannot_be_one_row_are_refused(tmp_path: Path) -> None:
