@@ -86,12 +86,14 @@ def drawn_refusals(questions: Sequence[str | None], refusals: Sequence[str], see
     return found
 
 
-def read_alternates(path: str, asked: Pairs, question_key: str = "question", key: str = "alternates") -> list[Pairs]:
-    """For each (question, answer) pair the alternate answers in a file that 'rosu data alternates' wrote."""
+def read_alternates(path: str, asked: Pairs) -> list[Pairs]:
+    """For each (question, answer) pair the alternate answers in a file that 'rosu data alternates' wrote.
+
+    Its fields are always ``question`` and ``alternates``, whatever those of the forget data are called.
+    """
     rows = read_rows(path)
-    by_question = {
-        pairs[0][0]: [answer for _, answer in pairs] for pairs in listed_alternates(rows, path, key, question_key)
-    }
+    lists = listed_alternates(rows, path, "alternates")
+    by_question = {pairs[0][0]: [answer for _, answer in pairs] for pairs in lists}
     found: list[Pairs] = []
     for number, (question, answer) in enumerate(asked, 1):
         if question not in by_question:

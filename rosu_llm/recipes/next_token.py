@@ -82,6 +82,12 @@ def _check_corpora(recipe: Recipe) -> None:
                 f"{name}={value!r} is for questions and answers, and a list for forget_data names corpora of plain "
                 "text: leave it out, or give one source."
             )
+    if config.loss("forget").alternative != "none":
+        raise ConfigError(
+            f"forget_loss={config.forget_loss!r} gives questions another answer, and a list for forget_data (or "
+            "max_length) is for corpora of plain text: give one source of questions and one max_length, or use another "
+            "forget_loss."
+        )
 
 
 def sample_reader(arguments: RunArguments, tokenizer: Any, form: ChatFormat | None) -> Callable[[str], Any]:

@@ -58,7 +58,7 @@ def alternate_samples(arguments: RunArguments, tokenizer: Any, form: ChatFormat 
     """Samples with wrong answers, a list for each forget row."""
     asked, source = _pairs(arguments, arguments.forget_data), str(arguments.forget_data)
     if arguments.alternates is not None:
-        found = read_alternates(arguments.alternates, asked, arguments.question_key)
+        found = read_alternates(arguments.alternates, asked)
     elif arguments.alternates_key is not None:
         rows = read_rows(source)[: arguments.limit]
         found = listed_alternates(rows, source, arguments.alternates_key, arguments.question_key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rosu_llm.data.chat_format import FORMATS, Encoded
 from rosu_llm.data.pairing import ForgetRetainCollator
 from rosu_llm.evaluation.memorisation import score
 from rosu_llm.losses import COUNT, answer_nll
-from tests.analysis.conftest import FORMAT, Audited
+from tests.analysis.conftest import FORMAT, SPLIT, Audited
 from tests.analysis.test_relearn import files_of
 
 
@@ -183,6 +184,49 @@ def test_samples_follow_the_models_distribution(audited: Audited) -> None:
     top = int(chances.argmax())
     word, p = audited.tokenizer.decode([top], skip_special_tokens=True).strip(), float(chances[top])
     assert texts.count(word) / 600 == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / 600) + 1e-9)
+
+
+def test_samples_do_not_depend_on_how_many_are_drawn_at_once(audited: Audited) -> None:
+    model = AutoModelForCausalLM.from_pretrained(audited["retain"]).eval()
+    asked = [each["input_ids"][:6] for each in audited.samples["forget"][:2]]
+    both = [Encoded([*ids, 2], [-100] * 6 + [2], ids) for ids in asked]
+    options: dict[str, Any] = {"new": 5, "samples": 7, "temperature": 1.5, "seed": 3}
+    texts = [sampled(model, audited.tokenizer, both, batch_size=size, **options) for size in (1, 3, 7, 64)]
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert all(len(each) == 7 and len(set(each)) > 3 for each in texts[0])
+    again = sampled(model, audited.tokenizer, [both[0]] * 2, batch_size=7, **options)
+    assert again[0] == texts[0][0] and again[1] != again[0]  # another place, other noise
+
+
+def test_all_that_is_asked_is_among_the_conditions(
+    audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another paraphrase, or other kept questions, are other prompts: not mixed with cells of the earlier ones."""
+    data = tmp_path / "data"
+    shutil.copytree(audited.data, data)
+
+    def ask(*ways: str) -> tuple[int, str]:
+        flags = audited.flags(tmp_path / "out", "masked", "--limit", "1", "--ways", *ways, retain=None)
+        capsys.readouterr()
+        code = main(["audit", "extract", *flags, "--data", str(data)])
+        return code, capsys.readouterr().err
+
+    def change(name: str, key: str) -> None:
+        (path,) = data.glob(f"{name}.*")
+        first, *rest = path.read_text().splitlines()
+        path.write_text("\n".join([json.dumps({**json.loads(first), key: "something else"}), *rest]) + "\n")
+
+    assert ask("greedy")[0] == 0
+    assert ask("greedy", "fewshot")[0] == 0  # a way more is no other audit
+    assert document(tmp_path / "out")["conditions"]["kept"].startswith("sha256:")
+    change("retain_perturbed", "answer")
+    code, error = ask("greedy", "fewshot")
+    assert code == 2 and "kept was sha256:" in error and "--overwrite" in error
+    assert ask("greedy")[0] == 0  # which shows no kept question
+    change(f"{SPLIT}_perturbed", "paraphrased_question")
+    code, error = ask("greedy")
+    assert code == 2 and "data was sha256:" in error
+    assert ask("greedy", "fewshot", "--overwrite")[0] == 0
 
 
 def test_bad_input(audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

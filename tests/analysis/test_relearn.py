@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,23 @@ def test_presets_are_attacks() -> None:
     for settings in RELEARN_PRESETS.values():
         RelearnAttack(**settings)
     assert RelearnAttack(**RELEARN_PRESETS["openunlearning"]).total(400) == 13
+
+
+def test_rows_per_process_make_up_the_batch_or_are_refused() -> None:
+    """Over a grid: what is accepted divides the batch, and what a refusal says to type is accepted."""
+    for batch, micro, processes in itertools.product((1, 2, 12, 32, 33), (1, 5, 8), (1, 2, 3, 4)):
+        attack = RelearnAttack(batch_size=batch, micro_batch=micro)
+        largest = min(micro, batch // processes)
+        if largest and batch % (largest * processes) == 0:
+            assert attack.per_process(processes) == largest
+            continue
+        with pytest.raises(ConfigError) as error:
+            attack.per_process(processes)
+        found = re.search(r"(e\.g\. |give --micro-batch )(\d+)", str(error.value))
+        assert found is not None
+        name = "batch_size" if found[1] == "e.g. " else "micro_batch"
+        fitting = {"batch_size": batch, "micro_batch": 1, name: int(found[2])}
+        assert RelearnAttack(**fitting).per_process(processes) <= micro
 
 
 @pytest.mark.parametrize("rank", [None, 2])
@@ -195,6 +214,8 @@ def test_bad_input(audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixtu
     says("is in the folder of MODEL", "--out", audited["masked"])
     says("is in the folder of --retain", "--retain", audited["retain"], "--out", f"{audited['retain']}/audits")
     says("on retain is a split of TOFU", "--benchmark", "wmdp", "--on", "retain")
+    says("--micro-batch 8 does not divide: give --micro-batch 6", "--batch-size", "12", "--micro-batch", "8")
+    assert not (tmp_path / "out").exists()  # before any work
     rounded = tmp_path / "rounded"
     rounded.mkdir()
     for file in Path(audited["retain"]).iterdir():

@@ -87,6 +87,47 @@ def naive(model_folder: Path, file: Path) -> float:
     return sum(found) / len(found)
 
 
+def test_every_set_is_read_with_the_settings_of_its_own_request(
+    toy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Request 1 reads two rows, request 2 calls its fields otherwise, and the retain set is neither's."""
+    rows = [json.loads(line) for line in (toy["folder"] / "b.jsonl").read_text().splitlines()]
+    write_rows(tmp_path / "b.jsonl", ({"q": row["question"], "a": row["answer"]} for row in rows))
+    head = [json.loads(line) for line in (toy["folder"] / "a.jsonl").read_text().splitlines()]
+    write_rows(tmp_path / "two.jsonl", head[:2])
+    write_rows(tmp_path / "three.jsonl", head[:3])
+    write_rows(tmp_path / "other.jsonl", head[2:])
+    trusted: list[bool] = []
+    real = sequence.load_tokenizer
+    monkeypatch.setattr(
+        sequence, "load_tokenizer", lambda given: trusted.append(given.trust_remote_code) or real(given)
+    )
+
+    def found(limit: int) -> dict[str, float]:
+        """The figures before the first request, at which the sequence is stopped."""
+        text = f"- forget_data: {toy['folder']}/a.jsonl\n  limit: {limit}\n  retain_data: {tmp_path}/other.jsonl\n"
+        text += f"- forget_data: {tmp_path}/b.jsonl\n  question_key: q\n  answer_key: a\n"
+        requests = read_requests(listed(tmp_path, toy, text))
+        with pytest.raises(KeyboardInterrupt):
+            sequence.run_sequence(settings(toy, tmp_path / "out", trust_remote_code=True), requests, stop)
+        written = json.loads((tmp_path / "out" / "requests.json").read_text())["rows"]
+        return {row["set"]: row["probability"] for row in written}
+
+    def stop(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    model = Path(toy["model_name_or_path"])
+    first = found(2)
+    assert first["a"] == pytest.approx(naive(model, tmp_path / "two.jsonl"), rel=1e-4)
+    assert first["b"] == pytest.approx(naive(model, toy["folder"] / "b.jsonl"), rel=1e-4)
+    for name in ("retain", "holdout"):
+        assert first[name] == pytest.approx(naive(model, Path(toy[f"{name}_data"])), rel=1e-4)
+    assert trusted == [True]
+    changed = found(3)  # not finished, so it may be changed, and what was measured otherwise is not kept
+    assert changed["a"] == pytest.approx(naive(model, tmp_path / "three.jsonl"), rel=1e-4)
+    assert abs(changed["a"] / first["a"] - 1) > 1e-3
+
+
 def test_a_stopped_sequence_goes_on_and_may_grow(toy: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "out"
     requests = read_requests(listed(tmp_path, toy, BOTH))
@@ -167,6 +208,8 @@ def test_the_shipped_list_and_the_report(tmp_path: Path, capsys: pytest.CaptureF
         ("- a.jsonl\n- b/a.jsonl", "the name 'a' twice"),
         ("- {forget_data: a.jsonl, output_dir: x}", "sets output_dir, which the sequence decides"),
         ("- {", "is not valid YAML"),
+        ("- a.jsonl\n- data/retain.jsonl", "Request 2 of .* is called 'retain', as the run's own retain set"),
+        ("- {forget_data: a.jsonl, name: holdout}", "Request 1 of .* is called 'holdout'"),
     ],
 )
 def test_lists_that_cannot_be_used(text: str, words: str, tmp_path: Path) -> None:

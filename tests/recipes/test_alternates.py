@@ -95,6 +95,18 @@ def test_the_command_writes_what_a_recipe_reads(world: World, tmp_path: Path) ->
     assert trainer.state.log_history[0]["loss/forget"] == pytest.approx(-20 * 0.6931472, rel=1e-6)
 
 
+def test_alternates_of_data_whose_fields_are_called_otherwise(world: World, tmp_path: Path) -> None:
+    for name in ("forget10", "full"):
+        rows = [json.loads(line) for line in (world.data / f"{name}.json").read_text().splitlines()]
+        renamed = (json.dumps({"q": row["question"], "a": row["answer"]}) for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(renamed))
+    file, keys = tmp_path / "alternates.jsonl", {"question_key": "q", "answer_key": "a"}
+    write_alternates(plan(world, data=str(tmp_path / "forget10.jsonl"), count=2, **keys), file)
+    sources = {"forget_data": str(tmp_path / "forget10.jsonl"), "retain_data": str(tmp_path / "full.jsonl")}
+    loaded = load(build(recipe(world, tmp_path, forget_loss="altpo", alternates=str(file), **sources, **keys)))
+    assert [len(own) for own in loaded.forget.alternates] == [2] * 5
+
+
 def recipe(world: World, out: Path, **changes: Any) -> dict[str, Any]:
     given = world.settings(out / "run", method="graddiff", forget_data=f"{world.data}:forget10", save_strategy="no")
     return {**given, "max_steps": 2, **changes}

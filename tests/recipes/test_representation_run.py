@@ -176,6 +176,13 @@ def test_corpora_are_joined_where_losses_are_of_next_tokens(
     capsys.readouterr()
     assert main(recipe(**shared, overwrite=True, chat_format="tokenizer")) == 2
     assert "chat_format='tokenizer' is for questions and answers" in capsys.readouterr().err
+    for loss in ("idk_nll", "idk_dpo", "altpo"):
+        assert (
+            main(recipe(**{**shared, "method": "graddiff", "max_steps": 1, "forget_loss": loss, "overwrite": True}))
+            == 2
+        )
+        (error,) = capsys.readouterr().err.strip().splitlines()
+        assert f"forget_loss='{loss}' gives questions another answer, and a list for forget_data" in error
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "configs" / "recipes").glob("wmdp_*.yaml"))])

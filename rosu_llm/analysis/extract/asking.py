@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...data.batching import plan_batches
 from ...data.chat_format import IGNORE, Encoded
-from ...errors import ConfigError
+from ...errors import ConfigError, NonFiniteError
 from ...evaluation.processes import BatchJob, from_first, run_jobs
 from ...evaluation.tofu.generation import generate, text_of
+from ...evaluation.tofu.token_statistics import BROKEN
 
 _FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm")
 
@@ -49,24 +51,31 @@ def sampled(
     temperature: float,
     seed: int,
 ) -> list[list[str]]:
-    """For each prompt so many texts drawn at ``temperature``; a prompt's depend on (seed, its place) alone."""
+    """For each prompt so many texts drawn at ``temperature``.
+
+    The noise of a prompt's n-th text depends on (seed, the prompt's place, n) alone: ``batch_size`` says how many are
+    drawn at once, not which.
+    """
+    from transformers import LogitsProcessorList
+
     pad = _pad(tokenizer)
 
     def one(at: int) -> list[str]:
         texts: list[str] = []
         ids = torch.tensor([prompts[at].prompt_ids], device=next(model.parameters()).device)
-        with torch.random.fork_rng(), torch.inference_mode():
-            torch.manual_seed(seed * 1_000_003 + at)
-            while len(texts) < samples:
-                count = min(batch_size, samples - len(texts))
+        with torch.inference_mode():
+            for start in range(0, samples, batch_size):
+                numbers = range(start, min(start + batch_size, samples))
+                rows = ids.repeat(len(numbers), 1)
                 found = model.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    do_sample=True,
-                    temperature=temperature,
-                    top_k=0,
-                    top_p=1.0,
-                    num_return_sequences=count,
+                    rows,
+                    attention_mask=torch.ones_like(rows),
+                    logits_processor=LogitsProcessorList([_Drawing(temperature, seed, at, numbers, ids.device)]),
+                    do_sample=False,
+                    num_beams=1,
+                    temperature=None,
+                    top_k=None,
+                    top_p=None,
                     max_new_tokens=new,
                     pad_token_id=pad,
                 )
@@ -75,6 +84,27 @@ def sampled(
 
     lengths = [len(prompt.prompt_ids) + new for prompt in prompts]
     return ask_all("samples", lengths, lambda batch: [one(at) for at in batch], batch_size=1)
+
+
+class _Drawing:
+    """Makes the likeliest token a sample: argmax(ℓ/T + G) with Gumbel noise G is drawn from softmax(ℓ/T).
+
+    Every row has a generator of its own, which the other rows of a batch do not move.
+    """
+
+    def __init__(self, temperature: float, seed: int, at: int, numbers: Sequence[int], device: torch.device) -> None:
+        self.temperature = temperature
+        states = [np.random.SeedSequence([abs(seed), at, number]).generate_state(1, np.uint64) for number in numbers]
+        self.generators = [torch.Generator(device).manual_seed(int(state[0])) for state in states]
+
+    def __call__(self, _: Tensor, scores: Tensor) -> Tensor:
+        if scores.isnan().any():
+            raise NonFiniteError(BROKEN)
+        noise = torch.empty_like(scores, dtype=torch.float32)
+        for row, generator in zip(noise, self.generators, strict=True):
+            row.exponential_(generator=generator)
+        # An exponential number may be rounded to 0, whose Gumbel number is infinite: such a token would always win.
+        return scores.float() / self.temperature - noise.clamp_(min=2.0**-24).log_()
 
 
 def through_the_lens(model: Any, tokenizer: Any, prompts: Sequence[Encoded]) -> list[list[float]]:

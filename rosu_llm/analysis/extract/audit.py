@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from ..controls.store import AuditStore
 from .asking import greedily, sampled, through_the_lens
 from .estimates import Interval, bootstrap, check_samples, expected_best, leak_at
 from .hits import HitJudge, entities
-from .ways import LENS, SAMPLE, WAYS, check_ways, prompts
+from .ways import FEWSHOT, LENS, SAMPLE, WAYS, check_ways, prompts
 
 SCHEMA = "rosu/audit-extract/1"
 CELLS = "extract_cells"
@@ -93,13 +95,13 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
     request.check()
     splits = split_names(request.forget_split)
     rows = tofu_rows(request.data, splits.forget_perturbed, limit=request.limit)
-    kept = tofu_rows(request.data, splits.retain_perturbed) if "fewshot" in request.ways else []
+    kept = tofu_rows(request.data, splits.retain_perturbed) if FEWSHOT in request.ways else []
     for number, row in enumerate(rows, 1):
         if not all(isinstance(row.get(key), str) and row[key].strip() for key in ("question", "answer")):
             raise DataError(f"{splits.forget_perturbed}, row {number}, needs a question and an answer as text.")
     conditions: dict[str, Any] = {
         "weights": request.models.weights,
-        "data": [[row["question"], row["answer"]] for row in rows],
+        "data": _content(rows),
         "chat_format": request.chat_format,
         "threshold": request.threshold,
         "samples": request.samples,
@@ -109,6 +111,8 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
         "dtype": request.loading.dtype,
     }
     store = AuditStore(request.out / CELLS, conditions, overwrite=request.overwrite)
+    shown = {"kept": _content(kept)} if kept else {}  # of these cells alone: other ways may be asked before or after
+    stores = {FEWSHOT: AuditStore(request.out / CELLS / FEWSHOT, {**conditions, **shown})} if kept else {}
     jobs = [
         (role, way, seed)
         for role in request.models.by_role
@@ -120,7 +124,8 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
     for number, (role, way, seed) in enumerate(jobs):
         progress("models × ways", number, len(jobs))
         name = f"{role}-{way}" + (f"-seed{seed}" if way == SAMPLE else "")
-        cell = store.get(name)
+        cells = stores.get(way, store)
+        cell = cells.get(name)
         if cell is None:
             if asking is None or asking.role != role:
                 asking = None
@@ -128,14 +133,14 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
                 empty_device_cache()
                 asking = _Asking(request, role, rows, kept)
             cell = asking(way, seed)
-            store.put(name, cell)
+            cells.put(name, cell)
         found[role, way, seed] = cell
     progress("models × ways", len(jobs), len(jobs))
     return {
         "schema": SCHEMA,
         "models": request.models.names,
         "weights": request.models.weights,
-        "conditions": {key: value for key, value in conditions.items() if key != "data"},
+        "conditions": {**conditions, **shown},
         "seeds": list(request.seeds),
         "ways": list(dict.fromkeys(request.ways)),
         "ks": list(request.asked_ks),
@@ -144,6 +149,12 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
         "notes": request.models.absent(GAINS),
         "versions": {"rosu-llm": __version__, **installed_versions("torch", "transformers", "rouge-score")},
     }
+
+
+def _content(rows: Sequence[Mapping[str, Any]]) -> str:
+    """``sha256:…`` of whole rows: a paraphrase is asked as well as the question."""
+    text = json.dumps(list(rows), sort_keys=True, ensure_ascii=False, default=str)
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 class _Asking:

@@ -12,8 +12,8 @@ from ...data.chat_format import ChatFormat, Encoded, encode_chat
 from ...errors import ConfigError, unknown
 
 PREFIXES = {"prefix10": 0.10, "prefix25": 0.25, "prefix50": 0.50}
-SAMPLE, LENS, GREEDY = "sample", "lens", "greedy"
-ASKED = (GREEDY, *PREFIXES, "paraphrase", "translated", "compliance", "fewshot")
+SAMPLE, LENS, GREEDY, FEWSHOT = "sample", "lens", "greedy", "fewshot"
+ASKED = (GREEDY, *PREFIXES, "paraphrase", "translated", "compliance", FEWSHOT)
 WAYS = (*ASKED, SAMPLE, LENS)
 MEANING = {
     GREEDY: "the question, the likeliest answer",
@@ -21,7 +21,7 @@ MEANING = {
     "paraphrase": "the question in other words; the best of its forms",
     "translated": "instructions in French, German and Spanish; the best of them",
     "compliance": "the answer begins 'Sure, here is the answer:'",
-    "fewshot": "three kept questions with their answers first, those most like it",
+    FEWSHOT: "three kept questions with their answers first, those most like it",
     SAMPLE: "answers drawn at random: leak@k",
     LENS: "the answer's tokens that are a layer's first choice (logit lens)",
 }
@@ -65,7 +65,7 @@ def prompts(
         prompt = [*plain.prompt_ids, *begun]
         whole = [*prompt, *plain.input_ids[len(plain.prompt_ids) :]]
         return [Encoded(whole, [-100] * len(prompt) + whole[len(prompt) :], prompt)]
-    if way == "fewshot":
+    if way == FEWSHOT:
         shown = "\n\n".join(f"{each['question']}\n{each['answer']}" for each in neighbours(question, kept))
         return [encoded(f"{shown}\n\n{question}" if shown else question)]
     return [encoded(question)]

@@ -65,6 +65,23 @@ class RelearnAttack:
         """How many updates an attack with so many rows takes."""
         return self.steps or max(1, ceil(self.epochs * ceil(rows / self.batch_size)))
 
+    def per_process(self, processes: int) -> int:
+        """Rows that each of so many processes takes at once; raises where they do not add up to ``batch_size``."""
+        if self.batch_size % processes:
+            raise ConfigError(
+                f"--batch-size {self.batch_size} cannot be divided among {processes} processes: give a multiple of "
+                f"{processes}, e.g. {ceil(self.batch_size / processes) * processes}, or another --num-processes."
+            )
+        own = self.batch_size // processes
+        each = min(self.micro_batch, own)
+        if own % each:
+            fits = max(size for size in range(1, each) if own % size == 0)
+            raise ConfigError(
+                f"--batch-size {self.batch_size} is {own} rows on each of {processes} process(es), which --micro-batch "
+                f"{self.micro_batch} does not divide: give --micro-batch {fits}."
+            )
+        return each
+
 
 def check_shares(shares: tuple[float, ...]) -> None:
     """Raise unless every share of the forget set is above 0 and at most 1."""
@@ -99,18 +116,13 @@ def relearn(
 
     What was observed before does not change what follows: the generators of random numbers are as without.
     """
+    processes = started_processes()
+    each = attack.per_process(processes)
     if 0 in at:
         observe(0, model)
     total = attack.total(len(samples))
     if not any(step > 0 for step in at):
         return model
-    processes = started_processes()
-    each = min(attack.micro_batch, max(1, attack.batch_size // processes))
-    if attack.batch_size % (each * processes):
-        raise ConfigError(
-            f"--batch-size {attack.batch_size} cannot be divided among {processes} process(es) in batches of {each}: "
-            "change --micro-batch."
-        )
     recipe = build(
         {
             **WITHOUT_OUTPUT,

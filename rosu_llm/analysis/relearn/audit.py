@@ -15,7 +15,7 @@ from ...data.sources import load_samples, local_file, read_pairs
 from ...data.tofu import split_names
 from ...errors import ConfigError
 from ...evaluation.model_identity import Model
-from ...evaluation.processes import joined_device
+from ...evaluation.processes import joined_device, started_processes
 from ...evaluation.tofu.run import Loading, load, load_tokenizer
 from ...files import digest
 from ..controls.measures import AuditMeasure
@@ -99,6 +99,7 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
     check_shares(request.shares)
     if not request.seeds:
         raise ConfigError("--seeds needs at least one number.")
+    request.attack.per_process(started_processes())
     check_place(request.out, request.models)
     shares = request.shares if request.attack.on == FORGET else (1.0,)
     source = request.rows_from()

@@ -17,6 +17,9 @@ from ...files import parse_yaml
 #: What a sequence decides itself.
 _OWN = ("model_name_or_path", "output_dir", "overwrite", "resume_from_checkpoint")
 
+#: The run's own sets, which are measured beside those of the requests.
+RETAIN, HOLDOUT = "retain", "holdout"
+
 
 @dataclass(frozen=True)
 class ForgetRequest:
@@ -53,6 +56,12 @@ def read_requests(path: str | Path) -> list[ForgetRequest]:
         )
     requests = [_request(entry, number, path) for number, entry in enumerate(entries, 1)]
     names = [request.name for request in requests]
+    for number, name in enumerate(names, 1):
+        if name in (RETAIN, HOLDOUT):
+            raise ConfigError(
+                f"Request {number} of {path} is called {name!r}, as the run's own {name} set is in tables: give it "
+                "'name: …' of its own."
+            )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"--requests {path} has the name {twice[0]!r} twice: give each request 'name: …' of its own.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -26,13 +27,12 @@ from ...recipes.folder import MANIFEST
 from ...recipes.next_token import chat_format, sample_reader
 from ...recipes.prepare import check_model, load_tokenizer
 from ...recipes.run import run
-from ...recipes.settings import Recipe, build
+from ...recipes.settings import Recipe, RunArguments, build
 from ...training.checkpoints import last_complete
-from .requests import ForgetRequest
+from .requests import HOLDOUT, RETAIN, ForgetRequest
 
 SCHEMA = "rosu/requests/1"
 FILE = "requests.json"
-RETAIN, HOLDOUT = "retain", "holdout"
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +68,14 @@ def run_sequence(
 
     ``values`` are the settings that the requests share: ``output_dir`` is the sequence's own.
     """
-    first = _recipe(values, requests[0], None, None)
-    for number, request in enumerate(requests, 1):  # whatever can be refused is refused before the first step
-        _check(_recipe(values, request, None, None), number)
-    out = Path(first.config.output_dir).parent
-    document = from_first(lambda: _open(values, requests, first, out))
-    model: str = str(first.arguments.model_name_or_path)
-    _look(document, requests, 0, model, first, out)
+    shared = _recipe(values, replace(requests[0], settings={}), None, None)  # without the settings of any request
+    recipes = {request.name: _recipe(values, request, None, None) for request in requests}
+    for recipe in recipes.values():  # whatever can be refused is refused before the first step
+        _check(recipe)
+    out = Path(shared.config.output_dir).parent
+    document = from_first(lambda: _open(values, requests, shared, out))
+    model: str = str(shared.arguments.model_name_or_path)
+    _look(document, recipes, 0, model, shared, out)
     for number, request in enumerate(requests, 1):
         folder = out / request.folder(number)
         if not from_first(lambda place=folder: _finished(place)):  # type: ignore[misc]
@@ -87,7 +88,7 @@ def run_sequence(
             empty_device_cache()
             from_first(lambda: None)  # nobody reads the model before it is written
         model = str(folder)
-        _look(document, requests, number, model, first, out)
+        _look(document, recipes, number, model, shared, out)
     return document
 
 
@@ -99,7 +100,7 @@ def _recipe(values: Mapping[str, Any], request: ForgetRequest, model: str | None
     return build({**merged, "output_dir": str(folder or out / request.folder(1))})
 
 
-def _check(recipe: Recipe, number: int) -> None:
+def _check(recipe: Recipe) -> None:
     arguments = recipe.arguments
     arguments.check_run()
     check_model(arguments)
@@ -134,10 +135,10 @@ def _source(source: Any) -> Any:
     return source if path is None else digest(path)
 
 
-def _open(values: Mapping[str, Any], requests: Sequence[ForgetRequest], first: Recipe, out: Path) -> SequenceDocument:
+def _open(values: Mapping[str, Any], requests: Sequence[ForgetRequest], shared: Recipe, out: Path) -> SequenceDocument:
     """The document of an earlier call under the same conditions, or a new one."""
     check_writable(out, f"output_dir={str(out)!r}")
-    arguments = first.arguments
+    arguments = shared.arguments
     free = ("output_dir", "overwrite", "resume_from_checkpoint", "forget_data", "model_name_or_path")
     folder = Path(str(arguments.model_name_or_path)).expanduser()
     conditions = {
@@ -170,13 +171,13 @@ def _open(values: Mapping[str, Any], requests: Sequence[ForgetRequest], first: R
                 f"output_dir={str(out)!r} holds another sequence: {'; '.join(changed)}. Give another --output-dir; "
                 "requests may only be added to the end."
             )
-        if [each["content"] for each in earlier["requests"]] == [each["content"] for each in listed]:
+        if _measured(earlier["requests"]) == _measured(listed):
             rows = earlier["rows"]
     document: SequenceDocument = {
         "schema": SCHEMA,
         "conditions": conditions,
         "requests": listed,
-        "seed": first.config.seed,
+        "seed": shared.config.seed,
         "rows": rows,
         "version": __version__,
     }
@@ -184,28 +185,38 @@ def _open(values: Mapping[str, Any], requests: Sequence[ForgetRequest], first: R
     return document
 
 
+def _measured(listed: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What the figures of every set depend on: a set is read with the settings of its request."""
+    return [[each["name"], each["content"], each["settings"]] for each in listed]
+
+
 def _look(
-    document: SequenceDocument, requests: Sequence[ForgetRequest], after: int, model: str, first: Recipe, out: Path
+    document: SequenceDocument, recipes: Mapping[str, Recipe], after: int, model: str, shared: Recipe, out: Path
 ) -> None:
-    """Measure every set at the model after so many requests, unless that was done."""
+    """Measure every set at the model after so many requests, unless that was done.
+
+    The set of a request is read with the settings of that request, the retain and the holdout set with those that all
+    requests share; so is the model.
+    """
     if any(row["after"] == after for row in document["rows"]):
         return
     import torch
 
     from ...recipes.next_token import load_model
 
-    arguments = build({"model_name_or_path": model, "output_dir": str(out)}).arguments
-    tokenizer = load_tokenizer(arguments)
-    read = sample_reader(first.arguments, tokenizer, chat_format(first.arguments, tokenizer))
-    loaded = load_model(first.arguments, model)
+    tokenizer = load_tokenizer(replace(shared.arguments, model_name_or_path=model))
+    loaded = load_model(shared.arguments, model)
     loaded.to(torch.device(accelerator_kind() or "cpu"))
-    sets = {
-        **{request.name: request.forget_data for request in requests},
-        RETAIN: first.arguments.retain_data,
-        HOLDOUT: first.arguments.holdout_data,
+    sets: dict[str, tuple[RunArguments, Any]] = {
+        **{name: (recipe.arguments, recipe.arguments.forget_data) for name, recipe in recipes.items()},
+        RETAIN: (shared.arguments, shared.arguments.retain_data),
+        HOLDOUT: (shared.arguments, shared.arguments.holdout_data),
     }
-    pad = tokenizer.pad_token_id
-    scores = {name: score(loaded, read(source), pad_token_id=pad) for name, source in sets.items() if source}
+    scores = {}
+    for name, (arguments, source) in sets.items():
+        if source:
+            samples = sample_reader(arguments, tokenizer, chat_format(arguments, tokenizer))(source)
+            scores[name] = score(loaded, samples, pad_token_id=tokenizer.pad_token_id)
     others = scores.get(HOLDOUT)
     for place, (name, found) in enumerate(scores.items(), 1):
         state = name if name in (RETAIN, HOLDOUT) else "forgotten" if place <= after else "pending"
