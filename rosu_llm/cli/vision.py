@@ -19,6 +19,19 @@ ACTIONS = {
     "ablate": "components, jacobian (A1, A2), rank, rho, retain_batch",
     "diagnose": "coupling of forget and retain gradients at full batch and by batch size",
 }
+#: Option → the actions that have it.
+_OPTIONS = {
+    "methods": ("run", "table"),
+    "trials": ("table",),
+    "search_seed": ("table",),
+    "grid": ("ablate",),
+    "pairs": ("diagnose",),
+    "rhos": ("diagnose",),
+    "points": ("diagnose",),
+    "retry_failed": ("run", "table", "ablate"),
+}
+#: Split of a table's search, unless it is given or there are fewer classes.
+_SEARCH_SEED = 9
 #: What --smoke runs of a table, unless methods are given.
 _SMOKE_ROWS = ("ff", "rosu")
 
@@ -26,6 +39,7 @@ _SMOKE_ROWS = ("ff", "rosu")
 def main(argv: Sequence[str]) -> int:
     """Train what is not there yet, measure, show, write; 1 if any cell failed."""
     options, rest = _parser().parse_known_args(argv)
+    _check_options(options)
     refuse_several_processes("rosu vision runs in one process: start it without torchrun or accelerate launch.")
     check_out(options.out)
     values = read_settings(options.config, rest)
@@ -36,18 +50,45 @@ def main(argv: Sequence[str]) -> int:
         values = toy_settings(values)
     seed = int(values.pop("seed", 0))
     seeds = [seed] if options.seeds is None else options.seeds
-    seeds = seeds[:1] if options.smoke else seeds
+    if options.smoke:  # a toy has three classes
+        seeds, options.search_seed = [0], 1
     return _ACTIONS[options.action](options, values, seeds)
 
 
-def _task(
-    options: argparse.Namespace, values: dict[str, Any], protocol: str | None = None, *, curves: bool = False
-) -> VisionTask:
+def _check_options(options: argparse.Namespace) -> None:
+    """Raise for an option that the action would not look at."""
+    from ..errors import ConfigError
+
+    for name, actions in _OPTIONS.items():
+        if getattr(options, name) is not None and options.action not in actions:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} belongs to rosu vision {' and '.join(actions)}, not to {options.action}.")
+    seeds = options.seeds or []
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: every seed once.")
+    if options.action == "diagnose" and len(seeds) > 1:
+        raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: diagnose measures one split; give one seed.")
+
+
+def _tasks(
+    options: argparse.Namespace,
+    values: dict[str, Any],
+    protocols: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    curves: bool = False,
+) -> list[VisionTask]:
+    """One per protocol, all of them checked before the first does anything; images are read once."""
     from ..vision.task import VisionTask
     from ..vision.toy import toy_images
 
-    own = values if protocol is None else {**values, "protocol": protocol}
-    return VisionTask(own, options.out / "models", toy_images() if options.smoke else None, curves=curves)
+    images, tasks = toy_images() if options.smoke else None, []
+    for protocol in protocols:
+        own = {**values, "protocol": protocol}
+        task = VisionTask(own, options.out / "models", images, curves=curves, seeds=seeds)
+        images = (task.bench.train, task.bench.test)
+        tasks.append(task)
+    return tasks
 
 
 def _run(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) -> int:
@@ -56,44 +97,73 @@ def _run(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) 
 
     names = options.methods or ["rosu"]
     check_rows(names)
-    given = given_settings(values, names, search=False)
-    task = _task(options, values)
+    given = given_settings(values, names)
+    (task,) = _tasks(options, values, [values.get("protocol", "random")], seeds)
+    retry = bool(options.retry_failed)
     with _bar((len(names) + 2) * len(seeds)) as bar:
-        document = run_table(task, names, seeds, options.out, bar, settings=given)
+        document = run_table(task, names, seeds, options.out, bar, settings=given, retry_failed=retry)
     return _show([(document, "methods", f"run_{document['setup']['protocol']}")], options.out)
 
 
 def _table(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) -> int:
-    from ..vision.rows import PAPER_ROWS, check_trials, given_settings
-    from ..vision.table import check_rows, run_table
+    from ..vision.rows import PAPER_ROWS, TRIALS, check_trials, given_settings, trials
+    from ..vision.table import check_rows, check_table, run_table
 
     names = options.methods or list(_SMOKE_ROWS if options.smoke else PAPER_ROWS)
     check_rows(names)
-    check_trials(options.trials)
-    trials = min(options.trials, 1) if options.smoke else options.trials
-    search = None if trials == 0 else (trials, options.search_seed)
-    given = given_settings(values, names, search=search is not None)
+    count = TRIALS if options.trials is None else options.trials
+    check_trials(count)
+    count = min(count, 1) if options.smoke else count
+    given = given_settings(values, names)
+    plans = []
+    for task in _tasks(options, values, _protocols(values), seeds):
+        search = (count, _search_seed(options, task)) if count else None
+        check_table(task, names, seeds, search, given)
+        plans.append((task, search))
     shown = []
-    for protocol in _protocols(values):
-        task = _task(options, values, protocol)
-        with _bar((len(names) + 2) * len(seeds) + (trials * len(names) + 2 if search else 0)) as bar:
-            document = run_table(task, names, seeds, options.out, bar, search=search, settings=given)
+    for task, search in plans:
+        protocol = task.bench.arguments.protocol
+        searched = sum(len(trials(name, protocol, count, given)) for name in names) + 2 if search else 0
+        with _bar((len(names) + 2) * len(seeds) + searched) as bar:
+            document = run_table(
+                task,
+                names,
+                seeds,
+                options.out,
+                bar,
+                search=search,
+                settings=given,
+                retry_failed=bool(options.retry_failed),
+            )
         shown.append((document, "methods", f"table_{protocol}"))
     return _show(shown, options.out)
 
 
-def _ablate(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) -> int:
-    from ..vision.ablate import run_ablation, vision_grid
+def _search_seed(options: argparse.Namespace, task: VisionTask) -> int:
+    if options.search_seed is not None:
+        return int(options.search_seed)
+    classwise = task.bench.arguments.protocol == "classwise"
+    return min(_SEARCH_SEED, len(task.bench.train.classes) - 1) if classwise else _SEARCH_SEED
 
+
+def _ablate(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) -> int:
+    from ..vision.ablate import check_grid, run_ablation, vision_grid
+    from ..vision.rows import given_settings
+
+    given_settings(values, ["rosu"])  # refuses another method
+    names = list(dict.fromkeys(name.strip() for name in (options.grid or "components").split(",")))
+    protocols = _protocols(values)
+    grids = {protocol: [vision_grid(name, protocol, values) for name in names] for protocol in protocols}
+    tasks = _tasks(options, values, protocols, seeds, curves=True)
+    for task in tasks:
+        for grid in grids[task.bench.arguments.protocol]:
+            check_grid(task, grid, seeds)
     shown = []
-    for protocol in _protocols(values):
-        task = _task(options, values, protocol, curves=True)
-        for name in (options.grid or "components").split(","):
-            fixed = ("rho", "learning_rate", "num_train_epochs", "retain_batch_size")
-            grid = vision_grid(name.strip(), protocol, {key: values[key] for key in fixed if key in values})
+    for task in tasks:
+        for grid in grids[task.bench.arguments.protocol]:
             with _bar((len(grid.variants) + 2) * len(seeds)) as bar:
-                document = run_ablation(task, grid, seeds, options.out, bar)
-            shown.append((document, grid.title, f"{grid.name}_{protocol}"))
+                document = run_ablation(task, grid, seeds, options.out, bar, retry_failed=bool(options.retry_failed))
+            shown.append((document, grid.title, f"{grid.name}_{task.bench.arguments.protocol}"))
     return _show(shown, options.out)
 
 
@@ -106,14 +176,14 @@ def _diagnose(options: argparse.Namespace, values: dict[str, Any], seeds: list[i
     asked["rhos"] = None if options.rhos is None else tuple(options.rhos)
     if options.smoke:
         asked |= {"pairs": 2, "points": 0}
-    for protocol in _protocols(values):
-        task = _task(options, values, protocol)
+    (seed,) = seeds
+    for task in _tasks(options, values, _protocols(values), seeds):
         with stage_bars() as bars:
             found = diagnose_vision(
-                task.bench, asked, seed=seeds[0], steps=lambda done, total: bars("training", done, total)
+                task.bench, asked, seed=seed, steps=lambda done, total: bars("training", done, total)
             )
         print_diagnosis(found.document)
-        for path in write_diagnosis(found.document, options.out / protocol):
+        for path in write_diagnosis(found.document, options.out / task.bench.arguments.protocol):
             print(f"wrote {path}")
     return 0
 
@@ -123,7 +193,14 @@ _ACTIONS = {"run": _run, "table": _table, "ablate": _ablate, "diagnose": _diagno
 
 def _protocols(values: dict[str, Any]) -> list[str]:
     """The one that was asked for, or both."""
-    return [values["protocol"]] if "protocol" in values else ["classwise", "random"]
+    from ..errors import unknown
+    from ..vision.splits import PROTOCOLS
+
+    if "protocol" not in values:
+        return list(PROTOCOLS)
+    if values["protocol"] not in PROTOCOLS:
+        raise unknown("protocol", values["protocol"], PROTOCOLS)
+    return [values["protocol"]]
 
 
 def _bar(cells: int) -> Any:
@@ -145,6 +222,8 @@ def _show(documents: Sequence[tuple[VisionDocument, str, str]], out: Path) -> in
         for path in write_vision(document, section, out):
             console.print(f"wrote {path}", highlight=False, soft_wrap=True)
         failed += sum(bool(row["errors"]) for row in document["rows"])
+    if failed:
+        console.print("Some cells failed: mend the cause, and pass --retry-failed to run them again.", highlight=False)
     return 1 if failed else 0
 
 
@@ -163,15 +242,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("rosu-vision"), metavar="DIR", help="folder for everything")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="run, table: rows (run: rosu; table: the paper's)")
     parser.add_argument("--seeds", type=seed_number, nargs="+", metavar="N", help="splits; class-wise: classes (0)")
-    parser.add_argument("--trials", type=int, default=8, metavar="N", help="table: per method (8); 0: no search")
-    parser.add_argument(
-        "--search-seed", type=seed_number, default=9, metavar="N", help="table: split of the search (9)"
-    )
+    parser.add_argument("--trials", type=int, metavar="N", help="table: per method (8); 0: no search")
+    parser.add_argument("--search-seed", type=seed_number, metavar="N", help="table: split of the search (9)")
     parser.add_argument(
         "--grid", metavar="NAMES", help="ablate: components (default), jacobian, rank, rho, retain_batch"
     )
     parser.add_argument("--pairs", type=int, metavar="N", help="diagnose: mini-batch pairs (16)")
     parser.add_argument("--rhos", type=float, nargs="+", metavar="R", help="diagnose: radii (0.1 0.2 0.4 0.8)")
     parser.add_argument("--points", type=int, metavar="N", help="diagnose: further radii of the curves (8)")
+    parser.add_argument(
+        "--retry-failed", action="store_true", default=None, help="run, table, ablate: run failed cells again"
+    )
     parser.add_argument("--smoke", action="store_true", help="a toy size that only shows that everything runs")
     return parser

@@ -29,11 +29,14 @@ def vision_section(document: VisionDocument, title: str, key: str) -> Section:
     rows = tuple(Row(row.label, row.cells[:width], row.reference, row.details) for row in rows)
     train, test, classes = setup["images"]
     seeds = ", ".join(map(str, setup["seeds"]))
-    over = "classes" if setup["protocol"] == "classwise" else "seeds"
+    over = f"seeds {seeds}"
+    if setup["protocol"] == "classwise":
+        one = setup.get("forget_class")
+        over = f"classes {seeds}" if one is None else f"{over} of forgetting class {one}"
     notes = [
-        f"Per cent, mean ± standard deviation (n − 1) over {over} {seeds}. ΔAcc: Σ |difference to Retrain| of the "
+        f"Per cent, mean ± standard deviation (n − 1) over {over}. ΔAcc: Σ |difference to Retrain| of the "
         "means of RA, FA and TA. MIA-Eff: forget images that the attack calls non-members; Retrain's is the target. "
-        "min: minutes of unlearning, of training for before and Retrain.",
+        "min: minutes of unlearning alone, without measuring; of training for before and Retrain.",
     ]
     if beside:
         notes.append(

@@ -68,11 +68,12 @@ class ImagePairs(Epoch, Dataset[dict[str, list[Item]]]):
         for name, rows in self._rows.items():
             each, deck = self._each[name], self._decks[name]
             positions = range(place * each, (place + 1) * each)
-            item[name] = [(int(rows[deck[at]]), self._number(at) if self._augment else None) for at in positions]
+            item[name] = [(int(rows[deck[at]]), self._number(name, at) if self._augment else None) for at in positions]
         return item
 
-    def _number(self, position: int) -> int:
-        return (self._seed << 40) ^ position
+    def _number(self, name: str, position: int) -> int:
+        """Differs between the parts: images at the same position of both are not cropped and flipped alike."""
+        return (self._seed << 40) ^ ((name == "forget") << 39) ^ position
 
 
 class PlainImages(Dataset[Item]):

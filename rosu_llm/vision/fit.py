@@ -8,7 +8,6 @@ on from its last epoch.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import DataError
 from ..experiments.attempt import cell_key, train_quietly
 from ..files import check_writable, read_json
 from .batches import ImageCollator, ImagePairs, PlainImages, batch_ratio, channel_statistics
+from .clock import Clock
 from .images import Images
 from .metrics import accuracy, mia_efficacy, predictions, true_class
 from .models import DESCRIPTION, WEIGHTS, build_model, load_model, save_model
 from .settings import VisionArguments, VisionConfig
 from .splits import Split, make_split
-from .trainer import VisionTrainer
+from .trainer import VisionTrainer, check_statistics
 
 #: Nothing is reported or saved on the way; results are measured in memory.
 QUIET: dict[str, Any] = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "logging_steps": 50}
@@ -52,8 +53,8 @@ class Bench:
     arguments: VisionArguments
     folder: Path
     common: Mapping[str, Any]
-    #: Role → how long the model of that role took that was trained or read last.
-    seconds: dict[str, float] = field(default_factory=dict)
+    #: Role → how long the model of that role took that was trained or read last; None where that is not known.
+    seconds: dict[str, float | None] = field(default_factory=dict)
 
     def split(self, seed: int, arguments: VisionArguments | None = None) -> Split:
         """What a seed forgets."""
@@ -95,6 +96,38 @@ class Bench:
         classes = len(self.train.classes)
         return build_model(own.model, classes=classes, width=own.width, seed=seed, side=self.train.side)
 
+    @cached_property
+    def device(self) -> torch.device:
+        """Where models are trained and measured."""
+        found: torch.device = VisionConfig(**{**QUIET, **self.common}, output_dir=str(self.folder)).device
+        return found
+
+    @cached_property
+    def shape(self) -> nn.Module:
+        """A model of the kind that is trained, to look at."""
+        return self.new_model(0)
+
+    def check_training(self, split: Split) -> None:
+        """Raise for settings by which no model can be trained or retrained."""
+        size = self.arguments.pretrain_batch_size
+        check_statistics(self.shape, {"pretrain_batch_size": size})
+        if len(split.retain) < size:
+            raise DataError(
+                f"pretrain_batch_size={size}, and {len(split.retain)} images are kept: not one batch of them. Lower it."
+            )
+
+    def check_unlearning(self, split: Split, arguments: VisionArguments, config: VisionConfig) -> None:
+        """Raise for settings by which no model can be unlearned."""
+        names = ("forget_batch_size", "retain_batch_size")
+        items, _, retain_each = batch_ratio(arguments.forget_batch_size, arguments.retain_batch_size)
+        if config.batch_norm != "eval":
+            check_statistics(self.shape, {name: getattr(arguments, name) for name in names}, "or batch_norm='eval'")
+        if config.dataloader_drop_last and -(-len(split.retain) // retain_each) < items:
+            raise DataError(
+                f"retain_batch_size={arguments.retain_batch_size}, and {len(split.retain)} images are kept: not one "
+                "batch of them. Lower it."
+            )
+
     def learned(self, steps: Progress) -> nn.Module:
         """The model before unlearning: trained on everything but the validation images."""
         split = self.split(0)
@@ -110,7 +143,7 @@ class Bench:
         key = cell_key({**self.identity, "rows": rows.tolist()}, {}, seed)
         folder = self.folder / f"{role}-{key}"
         if (folder / WEIGHTS).is_file():
-            self.seconds[role] = float(read_json(folder / DESCRIPTION).get("seconds", 0.0))
+            self.seconds[role] = read_json(folder / DESCRIPTION).get("seconds")
             return load_model(folder, model)
         check_writable(folder, f"--out {self.folder.parent}")
         own, checkpoints = self.arguments, folder / "checkpoints"
@@ -129,13 +162,15 @@ class Bench:
         )
         pairs = ImagePairs(None, rows, seed=seed)
         trainer = VisionTrainer(model, config, train_dataset=pairs, data_collator=self.collator())
-        begun = time.perf_counter()
+        clock = Clock(folder / "seconds.json")
+        trainer.add_callback(clock)
         train_quietly(trainer, steps, resume=config.resume_from_checkpoint)
-        self.seconds[role] = time.perf_counter() - begun
+        self.seconds[role] = clock.seconds
         if trainer.is_world_process_zero():
             about = {"role": role, "seed": seed, "trained_on": len(rows), "seconds": self.seconds[role]}
             save_model(trainer.model, folder, {**about, **self.identity})
             shutil.rmtree(checkpoints, ignore_errors=True)
+            (folder / "seconds.json").unlink(missing_ok=True)
         fitted: nn.Module = trainer.model
         return fitted
 
@@ -178,6 +213,7 @@ class Bench:
             if split.forgotten_class is not None and not self.arguments.test_forgotten_class:
                 kept = kept[self.train.labels[kept] != split.forgotten_class]
             parts["VA"] = self.train.take(kept)
+        model.to(self.device)  # one that was read from its folder is still on the CPU
         found: dict[str, float] = {}
         sure = {}
         for name, images in parts.items():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, RosuError, one_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 #: Short names → data sets of the hub, with the columns of image and label.
@@ -93,20 +95,20 @@ def _agreed(train: Images, test: Images, source: str) -> tuple[Images, Images]:
 
 def checked(pixels: Any, labels: Any, classes: Sequence[str] | None, source: object) -> Images:
     """Images from arrays, [N, H, W, 3] or [N, 3, H, W], or one clear error."""
-    pixels, labels = torch.as_tensor(np.asarray(pixels)), torch.as_tensor(np.asarray(labels))
-    if pixels.dim() != 4 or pixels.dtype != torch.uint8 or 3 not in (pixels.shape[1], pixels.shape[-1]):
-        raise DataError(
-            f"{source}: images are {pixels.dtype} of shape {tuple(pixels.shape)}; uint8, [N, H, W, 3] is needed."
-        )
+    pixels, labels = np.asarray(pixels), np.asarray(labels)
+    if pixels.ndim != 4 or pixels.dtype != np.uint8 or 3 not in (pixels.shape[1], pixels.shape[-1]):
+        raise DataError(f"{source}: images are {pixels.dtype} of shape {pixels.shape}; uint8, [N, H, W, 3] is needed.")
+    pixels = torch.as_tensor(pixels)
     if pixels.shape[-1] == 3:
         pixels = pixels.permute(0, 3, 1, 2)
-    if labels.shape != (len(pixels),) or labels.dtype.is_floating_point:
+    if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
         raise DataError(
-            f"{source}: {len(pixels)} images need as many whole numbers as labels, not {tuple(labels.shape)}."
+            f"{source}: {len(pixels)} images need as many whole numbers as labels, not {labels.dtype} of shape "
+            f"{labels.shape}; names go into 'classes'."
         )
     if len(pixels) == 0:
         raise DataError(f"{source} holds no image.")
-    labels = labels.to(torch.int64)
+    labels = torch.as_tensor(labels.astype(np.int64))
     low, high = int(labels.min()), int(labels.max())
     names = tuple(map(str, classes)) if classes is not None else tuple(str(i) for i in range(high + 1))
     if low < 0 or high >= len(names):
@@ -127,10 +129,17 @@ def _one(path: Path, setting: str) -> Images:
 
 def _npz(path: Path) -> Images:
     try:
-        with np.load(path, allow_pickle=False) as found:
+        found = np.load(path, allow_pickle=False)
+        if not isinstance(found, np.lib.npyio.NpzFile):
+            raise DataError(f"{path} is one array: write images and labels with np.savez.")
+        with found:
             arrays = {name: found[name] for name in found.files}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as npz without pickled objects: {error}.") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, RosuError):
+            raise
+        raise DataError(
+            f"{path} cannot be read as npz without pickled objects: {one_line(error)} Is the file complete?"
+        ) from error
     for name in ("images", "labels"):
         if name not in arrays:
             raise DataError(f"{path} has the arrays {sorted(arrays)} but no {name!r}.")
@@ -225,31 +234,44 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _pickled(path: Path) -> Mapping[bytes, Any]:
+def _pickled(path: Path, *keys: bytes) -> list[Any]:
+    """The entries ``keys`` of the dictionary in a file."""
     try:
-        content: Mapping[bytes, Any] = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-    except (OSError, pickle.UnpicklingError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-    return content
+        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    except RosuError:
+        raise
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to say
+        raise DataError(f"{path} cannot be read: {one_line(error) or type(error).__name__}") from error
+    for key in keys:
+        if not isinstance(content, Mapping) or key not in content:
+            raise DataError(f"{path} has no {key.decode()!r}: it is no file of torchvision's CIFAR.")
+    return [content[key] for key in keys]
+
+
+def _cifar_pixels(found: Any, path: Path) -> Any:
+    rows = np.asarray(found)
+    if rows.ndim != 2 or rows.shape[1] != 3 * 32 * 32:
+        raise DataError(f"{path}: data has the shape {rows.shape}; [N, 3072] is needed.")
+    return rows.reshape(-1, 3, 32, 32)
 
 
 def _cifar10(folder: Path) -> tuple[Images, Images]:
-    names = _names(np.array(_pickled(folder / "batches.meta")[b"label_names"]))
+    names = _names(np.array(_pickled(folder / "batches.meta", b"label_names")[0]))
 
     def read(files: Sequence[str]) -> Images:
-        parts = [_pickled(folder / file) for file in files]
-        pixels = np.concatenate([part[b"data"] for part in parts]).reshape(-1, 3, 32, 32)
-        return checked(pixels, [label for part in parts for label in part[b"labels"]], names, folder)
+        parts = [_pickled(folder / file, b"data", b"labels") for file in files]
+        pixels = [_cifar_pixels(data, folder / file) for file, (data, _) in zip(files, parts, strict=True)]
+        return checked(np.concatenate(pixels), [label for _, own in parts for label in own], names, folder)
 
     return read([f"data_batch_{i}" for i in range(1, 6)]), read(["test_batch"])
 
 
 def _cifar100(folder: Path) -> tuple[Images, Images]:
-    names = _names(np.array(_pickled(folder / "meta")[b"fine_label_names"]))
+    names = _names(np.array(_pickled(folder / "meta", b"fine_label_names")[0]))
 
     def read(file: str) -> Images:
-        part = _pickled(folder / file)
-        return checked(part[b"data"].reshape(-1, 3, 32, 32), part[b"fine_labels"], names, folder)
+        data, labels = _pickled(folder / file, b"data", b"fine_labels")
+        return checked(_cifar_pixels(data, folder / file), labels, names, folder)
 
     return read("train"), read("test")
 

@@ -41,6 +41,14 @@ def true_class(probabilities: Tensor, labels: Tensor) -> NDArray[np.float64]:
     return probabilities.gather(1, labels[:, None])[:, 0].double().numpy()
 
 
+def check_attack() -> None:
+    """Raise where MIA-Eff cannot be measured: asked before anything is trained."""
+    try:
+        import sklearn.svm  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("MIA-Eff needs scikit-learn: pip install rosu-llm[vision].") from error
+
+
 def mia_efficacy(
     members: NDArray[np.float64], non_members: NDArray[np.float64], forgotten: NDArray[np.float64], *, seed: int = 0
 ) -> float:
@@ -49,10 +57,9 @@ def mia_efficacy(
     The attack is a support vector machine (rbf, C = 3, γ = 1/#features) on p(label), trained on as many members (retain
     images) as non-members (test images), drawn by ``seed``.
     """
-    try:
-        from sklearn.svm import SVC
-    except ImportError as error:
-        raise ConfigError("MIA-Eff needs scikit-learn: pip install rosu-llm[vision].") from error
+    check_attack()
+    from sklearn.svm import SVC
+
     count = min(len(members), len(non_members))
     draw = np.random.default_rng(seed)
     chosen = [own[np.sort(draw.permutation(len(own))[:count])] for own in (members, non_members)]

@@ -1,6 +1,7 @@
 """The rows of the paper's vision tables: what each method is, and what is tried for it.
 
-Every row has eight trials: the same number for all, each with values of its own settings. Lengths are the paper's: ten
+Every row has eight trials: the same number for all, each with values of its own settings; fewer where the user fixes
+some of these. Lengths are the paper's: ten
 epochs for FT, NG and ℓ1-sparse, five for the others, none for FF and IU.
 """
 
@@ -12,6 +13,7 @@ from itertools import product
 from typing import Any
 
 from ..errors import ConfigError
+from .settings import given_values
 
 #: Trials per row.
 TRIALS = 8
@@ -61,14 +63,13 @@ ROWS: dict[str, TableRow] = {
 PAPER_ROWS = ("ft", "ng", "ff", "iu", "l1_sparse", "gu", "orthograd", "pcgrad", "uam", "rosu")
 
 
-def given_settings(values: Mapping[str, Any], names: Sequence[str], *, search: bool) -> dict[str, Any]:
-    """What the user's settings fix in rows that would set it themselves; a search keeps what it varies."""
+def given_settings(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What the user's settings fix in rows that would set or search it themselves."""
     for key in ("method", "one_step"):
         if key in values:
             raise ConfigError(f"{key}={values[key]!r} is a row of its own here: write --methods NAME ….")
-    own = {key for name in names for key in ROWS[name].settings}
-    varied = {key for name in names for key in ROWS[name].searched}
-    return {key: value for key, value in values.items() if key in (own - varied if search else own | varied)}
+    own = {key for name in names for key in (*ROWS[name].settings, *ROWS[name].searched)}
+    return given_values({key: value for key, value in values.items() if key in own})
 
 
 def default_settings(name: str, protocol: str) -> dict[str, Any]:
@@ -84,12 +85,15 @@ def check_trials(count: int) -> None:
         raise ConfigError(f"--trials {count}: every method has {TRIALS}, so give 1 to {TRIALS}, or 0 for no search.")
 
 
-def trials(name: str, protocol: str, count: int = TRIALS) -> list[dict[str, Any]]:
-    """The settings to try, spread evenly over the row's eight."""
+def trials(
+    name: str, protocol: str, count: int = TRIALS, given: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The settings to try, spread evenly over the row's eight; what is ``given`` is in all of them and not varied."""
     check_trials(count)
-    row = ROWS[name]
-    axes = _axes(row, protocol)
-    every = [{**row.settings, **dict(zip(axes, values, strict=True))} for values in product(*axes.values())]
+    row, fixed = ROWS[name], dict(given or {})
+    axes = {key: values for key, values in _axes(row, protocol).items() if key not in fixed}
+    every = [{**row.settings, **dict(zip(axes, values, strict=True)), **fixed} for values in product(*axes.values())]
+    count = min(count, len(every))
     picked = [round(i * (len(every) - 1) / (count - 1)) for i in range(count)] if count > 1 else [len(every) // 2]
     return [every[i] for i in picked]
 

@@ -104,6 +104,10 @@ class VisionConfig(ROSUConfig):
             raise ConfigError(f"momentum={self.momentum} must be at least 0 and below 1.")
         if self.l1 < 0.0:
             raise ConfigError(f"l1={self.l1} would grow weights: give 0 or a small positive number such as 1e-5.")
+        if self.l1 > 0.0 and self.fp16:
+            raise ConfigError(
+                f"l1={self.l1} and fp16: fp16 scales gradients, and the penalty's would be added unscaled: use bf16."
+            )
         if any(not 0.0 < drop < 1.0 for drop in self.lr_drops):
             raise ConfigError(f"lr_drops={self.lr_drops} must be shares of the run, e.g. 0.5 0.75.")
         super().__post_init__()
@@ -143,6 +147,13 @@ def vision_values(values: Mapping[str, Any]) -> dict[str, Any]:
             hint = f" Did you mean {', '.join(near)}?" if near else " docs/vision.md lists those of vision."
             raise ConfigError(f"Unknown setting {key!r}.{hint}")
     return {key: coerce(key, value, fields[key]) for key, value in values.items()}
+
+
+def given_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as the user gave them, typed; numbers as numbers where a field also takes words (``rho``, ``beta``)."""
+    from ..experiments.config_task import as_number
+
+    return {key: as_number(key, value) for key, value in vision_values(values).items()}
 
 
 def complete_vision(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def make_split(
 
     Args:
         protocol: ``classwise`` (all training images of one class) or ``random`` (a share of every class).
-        seed: of the random choice; without ``forget_class`` also the number of the class.
+        seed: of the random choice; for ``classwise`` without ``forget_class`` the number of the class.
         forget_class: the class, for ``classwise``.
         forget_share: share of each class that ``random`` forgets.
         validation_share: share of each class that is set aside first, by ``validation_seed`` alone, so that every split
@@ -58,6 +58,8 @@ def make_split(
         raise unknown("protocol", protocol, PROTOCOLS)
     if not 0.0 <= validation_share < 1.0:
         raise ConfigError(f"validation_share={validation_share} is no share of the images: give 0 to 0.5.")
+    if forget_class is not None:
+        _check_class(forget_class, train, f"forget_class={forget_class}")
     every = torch.arange(len(train))
     validation = stratified(train.labels, validation_share, validation_seed, stream=1)
     rest = every[~torch.isin(every, validation)]
@@ -68,12 +70,9 @@ def make_split(
         forget = rest[stratified(train.labels[rest], forget_share, seed, stream=2)]
         chosen = None
     else:
-        chosen = seed % len(train.classes) if forget_class is None else forget_class
-        if not 0 <= chosen < len(train.classes):
-            raise ConfigError(
-                f"forget_class={chosen} does not exist: there are {len(train.classes)} classes, 0 "
-                f"({train.classes[0]}) to {len(train.classes) - 1} ({train.classes[-1]})."
-            )
+        if forget_class is None:
+            _check_class(seed, train, f"seed {seed} is a class in class-wise forgetting, and class {seed}")
+        chosen = seed if forget_class is None else forget_class
         forget = rest[train.labels[rest] == chosen]
         if not test_forgotten_class:
             tested = tested[test.labels != chosen]
@@ -86,6 +85,14 @@ def make_split(
                 f"{len(train.classes)} classes): give more images, another class, or a larger forget_share."
             )
     return found
+
+
+def _check_class(number: int, train: Images, what: str) -> None:
+    if not 0 <= number < len(train.classes):
+        raise ConfigError(
+            f"{what} does not exist: there are {len(train.classes)} classes, 0 ({train.classes[0]}) to "
+            f"{len(train.classes) - 1} ({train.classes[-1]})."
+        )
 
 
 def stratified(labels: Tensor, share: float, seed: int, *, stream: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from transformers import TrainerCallback
 from ..errors import ConfigError
 from ..experiments.attempt import Started, Steps
 from .batches import normalised
+from .clock import Clock
 from .fit import QUIET, Bench
 from .images import Images, load_images
 from .metrics import accuracy, delta_accuracy, predictions
 from .one_step.fisher import fisher_forgetting
 from .one_step.influence import influence_unlearning
-from .settings import VisionArguments, build_vision
+from .settings import VisionArguments, VisionRecipe, build_vision
 from .splits import Split
 
 #: Settings of Trainer that training from scratch has, too.
@@ -40,6 +41,7 @@ class VisionTask:
         folder: where trained models are kept.
         images: in place of those that ``data`` names.
         curves: measure RA and FA after every epoch, too.
+        seeds: splits that will be used; what cannot work with them is refused here, before anything is trained.
     """
 
     columns: Mapping[str, str] = COLUMNS
@@ -58,6 +60,7 @@ class VisionTask:
         images: tuple[Images, Images] | None = None,
         *,
         curves: bool = False,
+        seeds: Sequence[int] = (),
     ) -> None:
         arguments, config = build_vision({**values, **QUIET, "output_dir": str(folder)})
         train, test = load_images(str(arguments.data), arguments.test_data) if images is None else images
@@ -66,6 +69,24 @@ class VisionTask:
         self.bench = Bench(train, test, arguments, folder, common)
         self._curves = curves
         self._gold: dict[int, dict[str, float]] = {}
+        self.check([{}], seeds)
+
+    def check(self, rows: Iterable[Mapping[str, Any]], seeds: Sequence[int]) -> None:
+        """Raise for a row's settings, or a seed's split, that cannot be trained, retrained or unlearned with."""
+        splits = [self.bench.split(seed) for seed in seeds or (0,)]
+        for split in splits:
+            self.bench.check_training(split)
+        for row in rows:
+            arguments, config = self._recipe({**self.base, **row}, seeds[0] if seeds else 0, self.bench.folder)
+            for split in splits:
+                self.bench.check_unlearning(split, arguments, config)
+
+    def _recipe(self, values: Mapping[str, Any], seed: int, folder: Path) -> VisionRecipe:
+        recipe = build_vision({**values, **QUIET, "seed": seed, "output_dir": str(folder)})
+        changed = [name for name in _SPLIT if getattr(recipe.arguments, name) != getattr(self.bench.arguments, name)]
+        if changed:
+            raise ConfigError(f"{changed[0]} belongs to the task, not to one of its rows: set it for all of them.")
+        return recipe
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"task": "vision", **self.bench.identity, **({"curves": True} if self._curves else {})}
@@ -82,33 +103,34 @@ class VisionTask:
             model, role = self.bench.learned(steps), "learned"
         else:
             model, role = self.bench.retrained(split, seed, steps), "retrained"
-        return Started(None, self._measures(model, split, seed, 0.0, self.bench.seconds[role]))
+        seconds = self.bench.seconds[role]
+        return Started(None, self._measures(model, split, seed, lambda: seconds))
 
     def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> Started:
-        arguments, config = build_vision({**values, **QUIET, "seed": seed, "output_dir": str(folder)})
-        changed = [name for name in _SPLIT if getattr(arguments, name) != getattr(self.bench.arguments, name)]
-        if changed:
-            raise ConfigError(f"{changed[0]} belongs to the task, not to one of its rows: set it for all of them.")
+        arguments, config = self._recipe(values, seed, folder)
         model, split = self.bench.learned(steps), self.bench.split(seed)
         model.to(config.device)
-        begun = time.perf_counter()
         if arguments.one_step is not None:
+            begun = time.perf_counter()
             self._edit(model, split, arguments, seed)
             spent = time.perf_counter() - begun
-            return Started(None, self._measures(model, split, seed, begun, spent))
+            return Started(None, self._measures(model, split, seed, lambda: spent))
         trainer = self.bench.unlearner(model, split, arguments, config)
-        curve: list[dict[str, float]] = []
+        clock, curve = Clock(), list[dict[str, float]]()
+        trainer.add_callback(clock)
         if self._curves:
-            trainer.add_callback(EpochCurve(self.bench, split, curve))
-        measure = self._measures(trainer.model, split, seed, begun)
+            trainer.add_callback(EpochCurve(self.bench, split, curve, clock))
+        measure = self._measures(trainer.model, split, seed, lambda: clock.seconds)
         return Started(trainer, measure, details=lambda: {"log": [*curve, *_losses(trainer)]})
 
-    def _measures(self, model: nn.Module, split: Split, seed: int, begun: float, spent: float | None = None) -> Any:
+    def _measures(self, model: nn.Module, split: Split, seed: int, spent: Callable[[], float | None]) -> Any:
         def measure() -> dict[str, float]:
-            seconds = time.perf_counter() - begun if spent is None else spent
+            seconds = spent()
             found = self.bench.measure(model, split, seed=seed)
             gold = self.gold(seed)
-            found |= {"delta": delta_accuracy(found, gold), "minutes": seconds / 60.0}
+            found["delta"] = delta_accuracy(found, gold)
+            if seconds is not None:
+                found["minutes"] = seconds / 60.0
             if "VA" in found:
                 found["validation_delta"] = delta_accuracy({**found, "TA": found["VA"]}, {**gold, "TA": gold["VA"]})
             return found
@@ -142,10 +164,10 @@ class VisionTask:
 
 
 class EpochCurve(TrainerCallback):
-    """RA and FA before the first step and after every epoch."""
+    """RA and FA before the first step and after every epoch, while the clock stands still."""
 
-    def __init__(self, bench: Bench, split: Split, found: list[dict[str, float]]) -> None:
-        self._bench, self._found = bench, found
+    def __init__(self, bench: Bench, split: Split, found: list[dict[str, float]], clock: Clock) -> None:
+        self._bench, self._found, self._clock = bench, found, clock
         self._parts = {"RA": bench.train.take(split.retain), "FA": bench.train.take(split.forget)}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -156,8 +178,9 @@ class EpochCurve(TrainerCallback):
 
     def _measure(self, epoch: float, model: Any) -> None:
         entry = {"epoch": epoch}
-        for name, images in self._parts.items():
-            entry[name] = accuracy(predictions(model, images, *self._bench.statistics), images.labels)
+        with self._clock.paused():
+            for name, images in self._parts.items():
+                entry[name] = accuracy(predictions(model, images, *self._bench.statistics), images.labels)
         self._found.append(entry)
 
 

@@ -116,14 +116,22 @@ def running_statistics(model: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
+def check_statistics(model: Any, sizes: Mapping[str, int], instead: str = "") -> None:
+    """Raise for a model with BatchNorm where one of the named batches holds a single image."""
+    if isinstance(model, nn.Module) and has_batch_norm(model):
+        for name, size in sizes.items():
+            if size == 1:
+                raise ConfigError(
+                    f"{name}=1: BatchNorm normalises over the batch, and one image has no statistics: give at least 2"
+                    + (f", {instead}." if instead else ".")
+                )
+
+
 def check_batch_size(model: Any, args: VisionConfig, dataset: Any) -> None:
     """Raise for batches that BatchNorm, or an epoch, cannot be made of."""
     size = args.per_device_train_batch_size
-    if size == 1 and args.batch_norm != "eval" and isinstance(model, nn.Module) and has_batch_norm(model):
-        raise ConfigError(
-            "BatchNorm normalises over the batch, and one image has no statistics: give forget_batch_size and "
-            "retain_batch_size of at least 2, or batch_norm='eval'."
-        )
+    if args.batch_norm != "eval":
+        check_statistics(model, {"per_device_train_batch_size": size}, "or batch_norm='eval'")
     if dataset is not None and args.dataloader_drop_last and len(dataset) < size * args.world_size:
         raise DataError(
             f"An epoch has {len(dataset)} pairs, fewer than one batch of {size} on {args.world_size} processes: lower "

@@ -56,6 +56,8 @@ def test_real_cifar_is_read_and_split_into_disjoint_stratified_parts(shared_data
             r"forget_class=4 does not exist: there are 4 classes",
         ),
         ({"protocol": "classwise", "seed": 0, "forget_class": -1}, "forget_class=-1 does not exist"),
+        ({"protocol": "random", "seed": 0, "forget_class": 77}, "forget_class=77 does not exist"),
+        ({"protocol": "classwise", "seed": 4}, r"seed 4 is a class .* there are 4 classes, 0 \(a\) to 3 \(d\)"),
         ({"protocol": "random", "seed": 0, "forget_share": 0.0}, "leaves nothing to forget"),
         ({"protocol": "random", "seed": 0, "forget_share": 0.01}, "forget split is empty"),
         ({"protocol": "randm", "seed": 0}, "Did you mean 'random'"),
@@ -73,6 +75,8 @@ def test_splits_that_cannot_be(options: dict[str, Any], words: str) -> None:
         (np.zeros((4, 6, 6, 3), np.uint8), [0, -1, 2, 1], None, "labels go from -1"),
         (np.zeros((4, 6, 6, 3), np.float32), [0, 1, 2, 1], None, "uint8"),
         (np.zeros((4, 6, 6, 3), np.uint8), [0, 1], None, "as many whole numbers"),
+        (np.zeros((2, 6, 6, 3), np.uint8), ["cat", "dog"], None, "whole numbers as labels, not <U3"),
+        (np.array([["a"]]), [0], None, "images are <U1"),
         (np.zeros((0, 6, 6, 3), np.uint8), np.zeros(0, np.int64), None, "holds no image"),
     ],
 )
@@ -112,6 +116,18 @@ def test_torchvisions_cifar_is_read_without_running_what_a_pickle_asks_for(tmp_p
     train, test = load_images(str(tmp_path))
     assert len(train) == 15 and train.classes == ("cat", "dog")
     assert torch.equal(test.pixels[1], torch.from_numpy(rows[1].reshape(3, 32, 32)))
+
+    for broken, words in (
+        ({b"labels": [0, 1, 0]}, "test_batch has no 'data'"),
+        ([1, 2], "test_batch has no 'data'"),
+        ({b"data": rows[:, :9], b"labels": [0, 1, 0]}, r"shape \(3, 9\); \[N, 3072\]"),
+    ):
+        (folder / "test_batch").write_bytes(pickle.dumps(broken, protocol=2))
+        with pytest.raises(DataError, match=words):
+            load_images(str(tmp_path))
+    (folder / "test_batch").write_bytes(pickle.dumps(batch, protocol=2)[:40])
+    with pytest.raises(DataError, match="test_batch cannot be read"):
+        load_images(str(tmp_path))
 
     class Evil:
         def __reduce__(self) -> Any:
@@ -156,6 +172,15 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     np.savez(tmp_path / "bad.npz", images=np.zeros((2, 5, 5, 3), np.uint8), labels=np.array([0, 1]))
     with pytest.raises(DataError, match="resize them to one size"):
         load_images(str(tmp_path / "one.npz"), str(tmp_path / "bad.npz"))
+    whole = (tmp_path / "one.npz").read_bytes()
+    for content in (whole[: len(whole) // 2], b""):
+        (tmp_path / "cut.npz").write_bytes(content)
+        with pytest.raises(DataError, match=r"cut\.npz cannot be read .* Is the file complete"):
+            load_images(str(tmp_path / "one.npz"), str(tmp_path / "cut.npz"))
+    with (tmp_path / "single.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match="is one array"):
+        load_images(str(tmp_path / "one.npz"), str(tmp_path / "single.npz"))
 
 
 def test_crops_and_flips_are_those_of_a_naive_loop() -> None:
@@ -190,6 +215,9 @@ def test_pairs_cover_all_retain_images_once_an_epoch_and_forget_images_evenly() 
     assert first != pairs[0]  # another deck and another augmentation
     pairs.set_epoch(0)
     assert first == pairs[0]
+    beside = [pairs[i] for i in range(len(pairs))]
+    numbers = [{number for item in beside for _, number in item[part]} for part in ("forget", "retain")]
+    assert not numbers[0] & numbers[1]  # images beside each other are not cropped and flipped alike
     assert batch_ratio(128, 512) == (128, 1, 4) and batch_ratio(128, 64) == (64, 2, 1)
     with pytest.raises(ConfigError, match="multiple of the other"):
         batch_ratio(128, 96)

@@ -184,8 +184,8 @@ def test_running_statistics_puts_every_layer_back() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"forget": 1, "retain": 1}, "one image has no statistics"),
-        ({"forget": 1, "retain": 4}, "one image has no statistics"),
+        ({"forget": 1, "retain": 1}, "per_device_train_batch_size=1: .* one image has no statistics"),
+        ({"forget": 1, "retain": 4}, "per_device_train_batch_size=1: .* one image has no statistics"),
     ],
 )
 def test_batchnorm_with_one_image_is_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -205,6 +205,7 @@ def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
         ({"batch_norm": "off"}, "Unknown batch_norm"),
         ({"momentum": 1.0}, "momentum"),
         ({"l1": -1.0}, "l1=-1.0 would grow"),
+        ({"l1": 1e-5, "fp16": True}, "l1=1e-05 and fp16: .* use bf16"),
         ({"lr_drops": [100.0]}, "shares of the run"),
         ({"forget_until": 2.0}, "measures answer tokens"),
         ({"budget": 0.1}, "measures answer tokens"),

@@ -6,6 +6,7 @@ import ast
 import copy
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import torch.nn.functional as functional
 
 from rosu_llm import ROSUConfig
 from rosu_llm.cli.main import main
-from rosu_llm.errors import ConfigError
-from rosu_llm.experiments.attempt import Unobserved
+from rosu_llm.errors import ConfigError, DataError
+from rosu_llm.experiments.attempt import Unobserved, train_quietly
 from rosu_llm.presentation.vision import vision_section, write_vision
 from rosu_llm.vision.ablate import run_ablation, vision_grid
 from rosu_llm.vision.batches import normalised
 from rosu_llm.vision.fit import QUIET
+from rosu_llm.vision.metrics import predictions
 from rosu_llm.vision.rows import PAPER_ROWS, ROWS, TRIALS, given_settings, trials
 from rosu_llm.vision.settings import VisionArguments, VisionConfig, build_vision
 from rosu_llm.vision.table import dataset_name, paper_figures, run_table
@@ -59,18 +61,42 @@ def test_the_papers_figures_add_up() -> None:
                 total = sum(abs(row[key][0] - rows["retrain"][key][0]) for key in ("RA", "FA", "TA"))
                 assert row["delta"] == pytest.approx(total, abs=0.021), (dataset, protocol, name)
     assert paper_figures("components", "cifar10", "random")["βδ only"]["delta"] == 285.64
-    assert dataset_name("/x/CIFAR-100-dataset", 7) == "cifar100" and dataset_name("mine", 3) is None
+
+
+def test_the_papers_figures_stand_beside_the_papers_data_sets_alone() -> None:
+    many = [str(i) for i in range(100)]
+    assert dataset_name("/x/CIFAR-100-dataset", many) == "cifar100"
+    assert dataset_name("cifar-10-batches-py", many[:10]) == dataset_name("uoft-cs/cifar10", many[:10]) == "cifar10"
+    for data, classes in (("mnist", many[:10]), ("mine", many), ("mine", many * 2), ("cifar10", many[:7])):
+        assert dataset_name(data, classes) is None
+    assert dataset_name("cifar10.1", many[:10]) is None
+    animals = "airplane automobile bird cat deer dog frog horse ship truck".split()
+    assert dataset_name("folder", animals) == "cifar10" and dataset_name("folder", animals[:9]) is None
 
 
 def test_what_the_user_fixes_no_row_changes() -> None:
-    given = given_settings({"rho": 0.7, "num_train_epochs": 2, "width": 4}, ["rosu", "ft"], search=False)
+    given = given_settings({"rho": "7e-1", "num_train_epochs": 2, "width": 4}, ["rosu", "ft"])
     assert given == {"rho": 0.7, "num_train_epochs": 2}
-    assert given_settings({"rho": 0.7, "num_train_epochs": 2}, ["rosu", "ft"], search=True) == {"num_train_epochs": 2}
     with pytest.raises(ConfigError, match="--methods NAME"):
-        given_settings({"method": "rosu"}, ["rosu"], search=False)
+        given_settings({"method": "rosu"}, ["rosu"])
+    for count in (8, 2):  # a search varies what is left
+        tried = trials("rosu", "random", count, {"rho": 0.7, "num_train_epochs": 2})
+        assert [(own["learning_rate"], own["rho"]) for own in tried] == [(0.01, 0.7), (0.03, 0.7)]
+    assert trials("uam", "random", 8, {"rho": 0.123, "learning_rate": 0.007}) == [
+        {"method": "uam", "rho": 0.123, "learning_rate": 0.007}
+    ]
     grid = vision_grid("retain_batch", "random", {"retain_batch_size": 32})
     assert [v.settings["retain_batch_size"] for v in grid.variants] == [16, 32, 64, 128]
-    assert {v.settings["amplify"] for v in vision_grid("components", "random", {}).variants} == {"direct"}
+    for given, amplify in (({}, "direct"), ({"amplify": "auto"}, "direct"), ({"amplify": "optimizer"}, "optimizer")):
+        grid = vision_grid("components", "random", {**given, "rho": "0.3"})
+        assert {(v.settings["amplify"], v.settings["rho"]) for v in grid.variants} == {(amplify, 0.3)}
+    for name, key, value in (
+        ("rho", "rho", 0.3),
+        ("jacobian", "jacobian", "exact"),
+        ("components", "amplify", "matched"),
+    ):
+        with pytest.raises(ConfigError, match=f"the grid '{name}' sets {key} itself"):
+            vision_grid(name, "random", {key: value})
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +133,114 @@ def test_a_table_selects_on_validation_images_and_keeps_its_cells(task: VisionTa
         run_table(task, ["iu"], [0, 1], tmp_path, Unobserved(), search=(1, 1))
 
 
+def test_a_given_setting_is_the_searches_own(task: VisionTask, tmp_path: Path) -> None:
+    given = given_settings({"rho": 0.123, "learning_rate": 0.007}, ["uam"])
+    document = run_table(task, ["uam"], [0], tmp_path, Unobserved(), search=(8, 9), settings=given)
+    row = document["rows"][-1]
+    assert row["selected"] == {"method": "uam", "rho": 0.123, "learning_rate": 0.007} and len(row["trials"]) == 1
+    kept = [json.loads(path.read_text())["settings"] for path in (tmp_path / "cells").glob("*.json")]
+    assert {(own["rho"], own["learning_rate"]) for own in kept if "rho" in own} == {(0.123, 0.007)}
+
+
+def test_a_failed_cell_is_run_again_when_asked(
+    task: VisionTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as during:
+        during.setattr(task, "_edit", full)
+        rows = run_table(task, ["ff"], [0], tmp_path, Unobserved())["rows"]
+        assert rows[-1]["errors"] == ["seed 0: OSError: no space left"]
+    assert run_table(task, ["ff"], [0], tmp_path, Unobserved())["rows"] == rows
+    again = run_table(task, ["ff"], [0], tmp_path, Unobserved(), retry_failed=True)["rows"][-1]
+    assert not again["errors"] and again["figures"]["RA"]["count"] == 1
+
+
+@pytest.mark.parametrize("action", ["table", "ablate"])
+def test_without_scikit_learn_nothing_is_trained(
+    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.svm", None)
+    assert main(["vision", action, "--smoke", "--protocol", "random", "--out", str(tmp_path)]) != 0
+    assert "pip install rosu-llm[vision]" in capsys.readouterr().err and not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("values", "seeds", "words"),
+    [
+        ({"forget_class": 77}, [0], "forget_class=77 does not exist: there are 3 classes"),
+        ({}, [0, 3], "seed 3 is a class"),
+        ({"pretrain_batch_size": 1}, [0], "^pretrain_batch_size=1: BatchNorm .* at least 2.$"),
+        ({"pretrain_batch_size": 70}, [0], "pretrain_batch_size=70, and 54 images are kept"),
+        ({"forget_batch_size": 1}, [0], "^forget_batch_size=1: BatchNorm .* batch_norm='eval'"),
+        ({"retain_batch_size": 1}, [0], "^retain_batch_size=1: BatchNorm"),
+        ({"forget_batch_size": 6, "retain_batch_size": 8}, [0], "one must be a multiple of the other"),
+        ({"forget_batch_size": 64, "retain_batch_size": 64}, [0], "retain_batch_size=64, and 54 images are kept"),
+        ({"model": "resnet19"}, [0], "Unknown model"),
+        ({"forget_share": 0.001, "protocol": "random"}, [0], "forget split is empty"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_trained(
+    values: dict[str, Any], seeds: list[int], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises((ConfigError, DataError), match=words):
+        VisionTask({**toy_settings({"protocol": "classwise"}), **values}, tmp_path, toy_images(), seeds=seeds)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_is_on_another_class_than_its_table(tmp_path: Path) -> None:
+    settings = toy_settings({"protocol": "classwise"})
+    one = VisionTask({**settings, "forget_class": 2}, tmp_path, toy_images())
+    with pytest.raises(ConfigError, match="forget_class=2 would be forgotten in the search and in the table"):
+        run_table(one, ["rosu"], [0], tmp_path, Unobserved(), search=(1, 1))
+    task = VisionTask(settings, tmp_path, toy_images())
+    with pytest.raises(ConfigError, match="seed 9 is a class"):
+        run_table(task, ["rosu"], [0], tmp_path, Unobserved(), search=(1, 9))
+    none = VisionTask({**settings, "validation_share": 0.001}, tmp_path, toy_images())
+    with pytest.raises(ConfigError, match="leaves no images to choose"):
+        run_table(none, ["rosu"], [0], tmp_path, Unobserved(), search=(1, 1))
+
+
+def test_models_are_measured_where_they_are_trained(task: VisionTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is read from its folder is on the CPU."""
+    model, moved = task.bench.learned(lambda done, total: None), []
+    monkeypatch.setattr(model, "to", moved.append)
+    task.bench.measure(model, task.bench.split(0))
+    assert moved == [task.bench.device] == [torch.device("cpu")]
+
+
+class Time:
+    """A clock that is put forward by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def step(self, done: int, total: int) -> None:
+        self.now += 1.0
+
+
+def test_minutes_are_of_the_steps_without_the_curve(
+    task: VisionTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Time()
+
+    def slow(*arguments: Any) -> Any:
+        time.now += 1000.0
+        return predictions(*arguments)
+
+    monkeypatch.setattr("rosu_llm.vision.clock.time", time)
+    monkeypatch.setattr("rosu_llm.vision.task.predictions", slow)
+    curved = VisionTask(task.base, task.bench.folder, toy_images(), curves=True)
+    started = curved.start(task.base, 0, tmp_path, lambda done, total: None)
+    train_quietly(started.trainer, time.step)
+    assert time.now > 4000.0  # two parts, before the first step and after the epoch
+    assert started.measure()["minutes"] == pytest.approx(started.trainer.state.global_step / 60.0)
+
+
 def test_the_model_before_unlearning_is_the_same_for_all_seeds_and_never_saw_validation(task: VisionTask) -> None:
     splits = [task.bench.split(seed) for seed in (0, 1)]
     assert len(list(task.bench.folder.glob("learned-*"))) <= 1
@@ -116,24 +250,41 @@ def test_the_model_before_unlearning_is_the_same_for_all_seeds_and_never_saw_val
         assert not held & set(split.forget.tolist()) and not held & set(split.retain.tolist())
 
 
-def test_training_that_was_interrupted_goes_on_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_training_that_was_interrupted_goes_on_and_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Time()
+    monkeypatch.setattr("rosu_llm.vision.clock.time", time)
+
     def bench(folder: Path) -> Any:
         settings = {**toy_settings({}), "pretrain_epochs": 3}
         return VisionTask(settings, folder, toy_images()).bench
 
     def stop(done: int, total: int) -> None:
+        time.step(done, total)
         if done == 8:  # in the second of three epochs of five steps
             raise KeyboardInterrupt
 
-    whole = bench(tmp_path / "whole").learned(lambda done, total: None)
+    first = bench(tmp_path / "whole")
+    whole = first.learned(time.step)
+    assert first.seconds["learned"] == 15.0
     with pytest.raises(KeyboardInterrupt):
         bench(tmp_path / "parts").learned(stop)
     taken: list[int] = []
-    again = bench(tmp_path / "parts").learned(lambda done, total: taken.append(done))
+
+    def go_on(done: int, total: int) -> None:
+        time.step(done, total)
+        taken.append(done)
+
+    resumed = bench(tmp_path / "parts")
+    again = resumed.learned(go_on)
+    assert resumed.seconds["learned"] == 15.0  # one per step; the three that were lost and made again count once
     assert taken[0] == 6 and taken[-1] == 15
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
-    read = bench(tmp_path / "parts").learned(stop)  # is there: nothing is trained
+    kept = bench(tmp_path / "parts")
+    read = kept.learned(stop)  # is there: nothing is trained
+    assert kept.seconds["learned"] == 15.0
     assert torch.equal(read.state_dict()["head.weight"], whole.state_dict()["head.weight"])
 
 
@@ -206,6 +357,15 @@ def test_an_ablation_has_a_curve_by_epoch_that_ends_at_its_figures(tmp_path: Pat
         (["table", "--smoke", "--trials", "9"], "every method has 8"),
         (["ablate", "--smoke", "--grid", "ranks", "--protocol", "random"], "Did you mean 'rank'"),
         (["run", "--smoke", "--method", "uam"], "--methods NAME"),
+        (["ablate", "--smoke", "--grid", "components,typo"], "Unknown grid"),
+        (["ablate", "--smoke", "--protocol", "randon"], "Did you mean 'random'"),
+        (["ablate", "--smoke", "--method", "uam"], "--methods NAME"),
+        (["run", "--smoke", "--trials", "0"], "--trials belongs to rosu vision table, not to run"),
+        (["run", "--smoke", "--grid", "rank"], "--grid belongs to rosu vision ablate"),
+        (["diagnose", "--smoke", "--methods", "ft"], "--methods belongs to rosu vision run and table"),
+        (["diagnose", "--smoke", "--retry-failed"], "--retry-failed belongs to"),
+        (["diagnose", "--smoke", "--seeds", "0", "1"], "give one seed"),
+        (["table", "--smoke", "--seeds", "0", "0"], "every seed once"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -215,6 +375,7 @@ def test_bad_input_is_one_line(
     assert main(["vision", *words]) != 0
     errors = capsys.readouterr().err
     assert message in errors and "Traceback" not in errors
+    assert not list(tmp_path.rglob("*.json"))  # nothing was trained or measured
 
 
 def test_the_papers_figures_stand_beside_ours_in_files_and_below_on_a_terminal() -> None:
