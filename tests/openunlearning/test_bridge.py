@@ -120,7 +120,7 @@ def test_methods_with_data_or_epochs_of_their_own_train(name: str, checkout: Sim
     """LLMU's wrong answers are those of the retain samples beside the questions."""
     own = ["trainer.args.max_steps=2"] + (["trainer.method_args.ssd_alpha=1"] if name == "SSD" else [])
     if name == "SCRUB":  # whose second epoch forgets
-        own = ["trainer.args.num_train_epochs=2", "trainer.args.logging_steps=1"]
+        own = ["trainer.args.max_steps=-1", "trainer.args.num_train_epochs=2", "trainer.args.logging_steps=1"]
     trainer = build(checkout, tmp_path, f"trainer={name}", *own)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train()
