@@ -74,7 +74,9 @@ TOY_SETTINGS: dict[str, Any] = {
 def toy_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a toy run replaces; it runs where the real one would, so that devices and their collectives are tried."""
     # On a toy of random weights forget and retain information hardly differ: α = 10 would select nothing.
-    own = {"ssd_alpha": 1.0} if values.get("method") == "ssd" else {}
+    own: dict[str, Any] = {"ssd_alpha": 1.0} if values.get("method") == "ssd" else {}
+    if values.get("method") == "scrub":  # which forgets in its second epoch
+        own = {"max_steps": -1, "num_train_epochs": 2}
     return {**TOY_SETTINGS, **own, "use_cpu": values.get("use_cpu", accelerator_kind() is None)}
 
 
@@ -136,7 +138,7 @@ def toy_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def train_toy(values: Mapping[str, Any]) -> ROSUMixin:
-    """Train two steps of a recipe on a toy.
+    """Train two steps of a recipe on a toy, or two epochs where the second one forgets.
 
     The toy model goes to a folder ``smoke`` inside ``output_dir``, where it can overwrite nothing real. Its record
     names the recipe's own model and data.

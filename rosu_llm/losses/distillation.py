@@ -13,8 +13,6 @@ among them (there the label −100 lowers the logit of the 100th-last token); he
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor, nn
 
@@ -26,9 +24,7 @@ from .registry import Batch, LossContext, register_loss
 def undial(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Minus the cross-entropy against the initial model's distribution with the answer's logit lowered by β."""
     beta = context.options["undial_beta"]
-    # Under LoRA the initial model is this one: its pass must not be taken for that of the current weights.
-    with nullcontext() if context.gate is None else context.gate.answering():
-        initial = initial_logits(batch, context)
+    initial = initial_logits(batch, context)
 
     def against_lowered(logits: Tensor, tokens: Tensor, at: slice) -> Tensor:
         with torch.no_grad():

@@ -107,10 +107,11 @@ def alternate_of(batch: Batch) -> Batch:
             "answer to each question there; with 'rosu train', set refusals or alternates."
         )
     found: Batch = batch[ALTERNATE]
-    if isinstance(found["input_ids"], Tensor) and len(found["input_ids"]) != len(batch["input_ids"]):
+    own, other = batch["input_ids"], found["input_ids"]
+    collated = all(isinstance(ids, Tensor) and ids.dim() == 2 for ids in (own, other))  # the length of one is its rows
+    if collated and len(other) != len(own):
         raise DataError(
-            f"The forget batch has {len(batch['input_ids'])} answers and {len(found['input_ids'])} alternate ones: one "
-            "for each is needed."
+            f"The forget batch has {len(own)} answers and {len(other)} alternate ones: one for each is needed."
         )
     return found
 
@@ -255,13 +256,18 @@ def divergence_and_task(model: nn.Module, batch: Batch, context: LossContext) ->
 
 @torch.no_grad()
 def initial_logits(batch: Batch, context: LossContext) -> Callable[[slice], Tensor]:
-    """The initial model's logits at some of the answer positions: of its hidden states chunk by chunk, or all kept."""
+    """The initial model's logits at some of the answer positions: of its hidden states chunk by chunk, or all kept.
+
+    Under LoRA the initial model is this one without its adapter: ``forget_until`` must not take its pass for that of
+    the current weights.
+    """
     kept = context.reference_hidden(batch) if context.reference_hidden is not None else None
     if kept is not None:
         hidden, weight, bias = kept
         return lambda at: wide(functional.linear(hidden[at], weight, bias))
     assert context.reference_logits is not None
-    logits = context.reference_logits(batch)[answer_positions(batch)]
+    with nullcontext() if context.gate is None else context.gate.answering():
+        logits = context.reference_logits(batch)[answer_positions(batch)]
     return lambda at: logits[at]
 
 

@@ -30,7 +30,7 @@ def estimate_section(recipe: Recipe, needs: Needs, name: str) -> Section:
     step, shape = needs.step, needs.shape
     share_of = 100.0 * step.trainable / max(1, step.total)
     told = (
-        f"Estimate for {name}: {step.passes} forward+backward passes per step; "
+        f"Estimate for {name}: {step.work}; "
         f"{step.trainable:,} of {step.total:,} parameters trainable ({share_of:.3g} %)."
     )
     blocks: list[Block] = [Text(told, strong=True), memory_table(shape, notes=tuple(_notes(recipe, needs)))]
@@ -87,5 +87,7 @@ def _notes(recipe: Recipe, needs: Needs) -> Iterator[str]:
         f"sent: by one process in a step, {shape.micro_batches} micro-batches a pass, collectives in rings. A window "
         f"has {window} pairs per device: lower gradient_accumulation_steps to keep it the same on more devices."
     )
+    if needs.step.single:
+        yield "sent is that of one pass over each set, and with fisher=sample each sample is a pass that sends as much."
     if shape.whole:
         yield "FSDP2 and ZeRO refuse this recipe: it needs whole weights, or a second model, on every process."

@@ -89,7 +89,9 @@ def micro_batch(recipe: Recipe) -> tuple[int, int]:
     arguments, config = recipe
     given = arguments.max_length
     length = given if isinstance(given, int) else max(given)
-    collated = config.per_device_train_batch_size * arguments.retain_per_forget * length
+    forget = config.loss("forget")
+    both = forget.unit == "sequence" and forget.alternative != "none"  # an answer and a third one in one pass
+    collated = config.per_device_train_batch_size * max(arguments.retain_per_forget, 1 + both) * length
     return max(length, config.micro_batch_tokens or collated), length
 
 

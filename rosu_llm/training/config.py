@@ -409,6 +409,23 @@ class MethodArguments:
         if self.loss("forget").reference == "activations":
             raise ConfigError("budget bounds the loss of answers, which representation level does not compute.")
 
+    def check_run_of_method(self, args: TrainingArguments) -> None:
+        """Raise for training arguments with which the method would do nothing, or spoil everything."""
+        if self.rule().alternates and args.max_steps <= 0 and args.num_train_epochs < 2:
+            raise ConfigError(
+                f"num_train_epochs={args.num_train_epochs:g} with method={self.method!r}, whose first epoch keeps and "
+                "whose second forgets: give at least 2, better an odd number such as 5, which ends by keeping."
+            )
+        if args.fp16:
+            self.check_half_precision()
+
+    def check_half_precision(self) -> None:
+        """Raise if the method cannot work in fp16."""
+        if self.rule().sweeps:
+            raise ConfigError(
+                f"fp16=True with method={self.method!r}: one squared gradient that overflows spoils all. Use bf16=True."
+            )
+
     # -- the objects these settings describe ----------------------------------------------------
 
     def rule(self) -> BaseRule:
@@ -474,12 +491,4 @@ class ROSUConfig(MethodArguments, TrainingArguments):
         if self.rule().sweeps:
             self.num_train_epochs = 1.0
         super().__post_init__()
-        if self.rule().alternates and self.max_steps <= 0 and self.num_train_epochs < 2:
-            raise ConfigError(
-                f"num_train_epochs={self.num_train_epochs:g} with method={self.method!r}, whose first epoch keeps and "
-                "whose second forgets: give at least 2, better an odd number such as 5, which ends by keeping."
-            )
-        if self.rule().sweeps and self.fp16:
-            raise ConfigError(
-                f"fp16=True with method={self.method!r}: one squared gradient that overflows spoils all. Use bf16=True."
-            )
+        self.check_run_of_method(self)

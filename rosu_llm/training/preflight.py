@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..geometry import BaseRule
+from ..geometry.methods.others.ssd import SSD
 
 #: State tensors per parameter of the optimizers Trainer offers most often; others count as two.
 _STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
@@ -21,6 +22,7 @@ class Preflight:
 
     Attributes:
         passes: those over single retain samples too, which are shorter than the others.
+        single: a pass goes over one sample, so that a step has as many as its window has samples.
         refreshes: one pass over the whole retain data every so many steps comes on top; 0: none.
         trainable, total: numbers of parameters.
         buffers: captured gradients and backup, where the model is.
@@ -41,6 +43,14 @@ class Preflight:
     host: int = 0
     backup: int = 0
     bf16: bool = False
+    single: bool = False
+
+    @property
+    def work(self) -> str:
+        """The passes, in words."""
+        if self.single:
+            return "one forward+backward pass per sample of either set"
+        return f"{self.passes} forward+backward passes per step"
 
     @property
     def peak(self) -> int:
@@ -93,8 +103,8 @@ class Preflight:
         whole = f", and one over all retain data {every}" if self.refreshes else ""
         host = f"; captured gradients and backup {_gib(self.host)} in host memory" if self.host else ""
         return (
-            f"{self.passes} forward+backward passes per step{whole}; {self.trainable:,} of {self.total:,} parameters "
-            f"trainable ({share:.3g} %); estimated peak {_gib(self.peak)} without activations ({listed}){host}"
+            f"{self.work}{whole}; {self.trainable:,} of {self.total:,} parameters trainable ({share:.3g} %); "
+            f"estimated peak {_gib(self.peak)} without activations ({listed}){host}"
         )
 
 
@@ -145,6 +155,7 @@ def preflight(
         host=buffers if on_host else 0,
         backup=size if rule.perturbs and not (rule.pulls and pulls) else 0,
         bf16=bf16,
+        single=isinstance(rule, SSD) and rule.fisher == "sample",
     )
 
 

@@ -86,6 +86,8 @@ def check_budget_of_tokens(tokens: int | None, dataset: Any) -> None:
     if not tokens or not isinstance(dataset, ForgetRetainDataset):
         return
     longest = max(_length(part[i]) for part in (dataset.forget, dataset.retain) for i in range(len(part)))
+    later = getattr(dataset.forget, "every_alternate", ())  # third answers of all epochs, beside an answer each
+    longest = max([longest, *(2 * len(other["input_ids"]) for other in later)])
     if longest > tokens:
         raise ConfigError(
             f"micro_batch_tokens={tokens} is less than the longest sample has, {longest} tokens: raise it to at least "

@@ -90,6 +90,20 @@ class _EpochPairing(TrainerCallback):
         self._dataset.set_epoch(int(state.epoch or 0))
 
 
+class _ReachesForgetting(TrainerCallback):
+    """Refuses a run of a method that forgets in its second epoch if ``max_steps`` ends it in the first."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.num_train_epochs < 2:
+            raise ConfigError(
+                f"max_steps={state.max_steps} ends in the first epoch, and method={self._method!r} keeps in that one "
+                "and forgets from the second on: raise max_steps, or give num_train_epochs=5 in its place."
+            )
+
+
 class ROSUMixin(Measuring, PairedEvaluation, Saving):
     """The unlearning step as a mixin over ``transformers.Trainer``.
 
@@ -161,10 +175,14 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
                 "capture_dtype='bfloat16' with fp16=True: a gradient that loss scaling saved from underflow would lose "
                 "its digits after all. Train with bf16=True, or leave capture_dtype out."
             )
+        if self.accelerator.mixed_precision == "fp16":  # a launcher may have set it
+            settings.check_half_precision()
         check_budget_of_tokens(settings.micro_batch_tokens, dataset)
         check_second_derivatives(settings, self.args, self.model, self.layout)
         if hasattr(dataset, "set_epoch"):
             self.add_callback(_EpochPairing(dataset))
+        if settings.rule().alternates:
+            self.add_callback(_ReachesForgetting(settings.method))
         self._no_empty_update = _NoEmptyUpdate()
         self.add_callback(self._no_empty_update)
 
@@ -187,8 +205,10 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
                 f"args={self._config_class.__name__}(…), or method_args={self._arguments_class.__name__}(…) beside it."
             )
         settings.check_method()
-        if settings.rule().sweeps and args is not None:
-            args.num_train_epochs = 1
+        if args is not None:
+            if settings.rule().sweeps:
+                args.num_train_epochs = 1
+            settings.check_run_of_method(args)
         return args, settings
 
     # -- checks ---------------------------------------------------------------------------------
@@ -329,7 +349,8 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
             self._measure_targets(model, self._bound)
             if self._best is not None:
                 self._best.begin(step)
-            losses["forget"] = replace(losses["forget"], depth=self._bound.depth)
+            if "forget" in losses:  # epochs of scrub that keep have none
+                losses["forget"] = replace(losses["forget"], depth=self._bound.depth)
         if isinstance(step.rule, SSD) and step.rule.fisher == "sample":
             everything = len(batches) * max(len(b["input_ids"]) for both in batches for b in both.values())
             count = self._longest([everything])[0] * self.accelerator.num_processes
@@ -338,7 +359,8 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
             parts = self._micro_batches({part: [b[part] for b in batches] for part in losses})
             longest = self._longest([len(parts[part]) for part in losses])
             window = {
-                part: loss.closures(model, parts[part], part, count)
+                # of a sweep the shorter set ends first, and what follows it counts for nothing
+                part: loss.closures(model, parts[part], part, count, required=not step.rule.sweeps)
                 for (part, loss), count in zip(losses.items(), longest, strict=True)
             }
         samples = self._sample_closures(model, batches) if step.rule.samples else []

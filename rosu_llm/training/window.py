@@ -69,19 +69,28 @@ class WindowLoss:
     depth: Depth | None = None
 
     def closures(
-        self, model: nn.Module, batches: Sequence[Mapping[str, Any]], part: str, count: int | None = None
+        self,
+        model: nn.Module,
+        batches: Sequence[Mapping[str, Any]],
+        part: str,
+        count: int | None = None,
+        *,
+        required: bool = True,
     ) -> list[Closure]:
         """One closure per micro-batch. Their sum, averaged over ranks, is the window's loss.
 
         ``count`` is the length of the longest window over ranks: a shorter one repeats its last micro-batch with
-        weight zero, so that all ranks take part in the same collectives.
+        weight zero, so that all ranks take part in the same collectives. ``required``: a window in which no rank has
+        anything that counts is an error; else it has no closures, on any rank.
         """
         units = COUNT[self.spec.unit]
         counts = [float(n) for n in torch.stack([units(batch) for batch in batches]).tolist()]  # the host waits once
+        weights = self._weights(counts, part, required=required)
+        if not weights:
+            return []
         missing = max(0, (count or 0) - len(batches))
-        padded = [*batches, *([batches[-1]] * missing)]
-        weights = [*self._weights(counts, part), *([0.0] * missing)]
-        return [self.share(model, batch, weight) for batch, weight in zip(padded, weights, strict=True)]
+        padded = zip([*batches, *([batches[-1]] * missing)], [*weights, *([0.0] * missing)], strict=True)
+        return [self.share(model, batch, weight) for batch, weight in padded]
 
     def streamed(
         self, model: nn.Module, batches: Sequence[Callable[[], Mapping[str, Any]]], part: str, count: int
@@ -96,9 +105,11 @@ class WindowLoss:
     def _late(self, model: nn.Module, make: Callable[[], Mapping[str, Any]], weight: float) -> Tensor:
         return self.share(model, make(), weight)()
 
-    def _weights(self, counts: Sequence[float], part: str) -> list[float]:
-        """What the sum over each micro-batch is multiplied by, from the numbers of their units."""
+    def _weights(self, counts: Sequence[float], part: str, *, required: bool = True) -> list[float]:
+        """What the sum over each micro-batch is multiplied by, from the numbers of their units; or nothing."""
         mean = float(self.mean_over_ranks(torch.tensor([sum(counts)], dtype=torch.float64))[0])
+        if mean == 0.0 and not required:
+            return []
         if mean == 0.0:
             raise DataError(
                 f"The {part} window has no answer token: every label is -100 (after the shift by one). "

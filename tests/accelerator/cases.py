@@ -16,6 +16,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     **{method: {"method": method} for method in METHODS},
     # the KL's gradient is rounding noise at the first step, of which Adam's own ε would make steps
     "llmu": {"method": "llmu", "adam_epsilon": 1e-3},
+    "scrub": {"method": "scrub", "max_steps": 6, "adam_epsilon": 1e-3},  # likewise; the fifth step begins to forget
     "ssd": {"method": "ssd", "ssd_alpha": 1.5},  # of random weights α = 10 selects none
     "npo": {"forget_loss": "npo"},
     "simnpo": {"forget_loss": "simnpo"},

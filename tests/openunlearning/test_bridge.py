@@ -119,11 +119,14 @@ def test_looking_at_the_data_draws_no_random_number(checkout: SimpleNamespace, t
 def test_methods_with_data_or_epochs_of_their_own_train(name: str, checkout: SimpleNamespace, tmp_path: Path) -> None:
     """LLMU's wrong answers are those of the retain samples beside the questions."""
     own = ["trainer.args.max_steps=2"] + (["trainer.method_args.ssd_alpha=1"] if name == "SSD" else [])
+    if name == "SCRUB":  # whose second epoch forgets
+        own = ["trainer.args.max_steps=-1", "trainer.args.num_train_epochs=2", "trainer.args.logging_steps=1"]
     trainer = build(checkout, tmp_path, f"trainer={name}", *own)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train()
     assert any(not torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
     assert ("loss/mismatch" in trainer.state.log_history[0]) == (name == "LLMU")
+    assert any("loss/forget" in entry for entry in trainer.state.log_history)
 
 
 def test_calibration_reads_held_out_data_through_openunlearning(checkout: SimpleNamespace, tmp_path: Path) -> None:

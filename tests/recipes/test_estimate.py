@@ -15,7 +15,7 @@ from rosu_llm.cli.main import main
 from rosu_llm.errors import ConfigError
 from rosu_llm.presentation.estimate import memory_table
 from rosu_llm.recipes.activations import PassShape, pass_shape
-from rosu_llm.recipes.estimate import estimate
+from rosu_llm.recipes.estimate import estimate, micro_batch
 from rosu_llm.recipes.settings import build
 from rosu_llm.recipes.spreading import StepShape, Traffic, share, traffic
 from rosu_llm.training.preflight import Preflight
@@ -169,6 +169,22 @@ def test_adapters_lower_layers_and_second_models(model: str) -> None:
     assert kept.step.reference == 4 * config.vocab_size * config.hidden_size  # the output layer
     assert kept.shape.layouts == plain.shape.layouts and plain.step.reference == 0
     assert [row.label for row in memory_table(lower).rows] == ["one device", "DDP ×2", "DDP ×4", "DDP ×8"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({}, 1),
+        ({"retain_per_forget": 3}, 3),
+        ({"forget_loss": "idk_nll"}, 1),
+        ({"forget_loss": "idk_dpo"}, 2),
+        ({"forget_loss": "altpo", "alternates": "others.jsonl"}, 2),
+        ({"forget_loss": "idk_dpo", "retain_per_forget": 3}, 3),
+    ],
+)
+def test_a_pass_over_two_answers_has_twice_the_tokens(model: str, settings: dict[str, Any], rows: int) -> None:
+    recipe = build(values(model, per_device_train_batch_size=4, max_length=32, **settings))
+    assert micro_batch(recipe) == (4 * rows * 32, 32)
 
 
 def test_the_parts_of_a_llama_are_found(model: str) -> None:

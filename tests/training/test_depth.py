@@ -40,6 +40,47 @@ def test_an_unreachable_target_changes_no_bit(method: str, tmp_path: Path) -> No
     assert not torch.equal(weights(trainer(tmp_path / "c", method=method, forget_until=4.5)), plain)
 
 
+def test_scrub_is_bounded_in_the_epochs_that_forget(tmp_path: Path) -> None:
+    """Epochs of one step: keep, forget, keep. Where all is deep enough, the second one moves nothing."""
+    shared: dict[str, Any] = {"method": "scrub", "scrub_max_epochs": 1, "per_device_train_batch_size": 8}
+    shared |= {"max_steps": 3, "optim": "sgd", "weight_decay": 0.0, "learning_rate": 0.5}
+    plain = weights(trainer(tmp_path / "a", **shared))
+    bounded = trainer(tmp_path / "b", forget_until=1e6, **shared)
+    assert torch.equal(weights(bounded), plain)
+    assert ["depth/loss" in entry for entry in logs(bounded)] == [False, True, False]
+    moved: list[torch.Tensor] = []
+
+    class Note(TrainerCallback):
+        def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+            moved.append(flat(model.parameters()))
+
+    deep = trainer(tmp_path / "c", forget_until=1e-6, **shared)
+    deep.add_callback(Note())
+    assert not torch.equal(weights(deep), plain)
+    assert torch.equal(moved[0], moved[1]) and not torch.equal(moved[1], moved[2])
+
+
+def test_scrub_with_an_adapter_looks_at_the_current_weights(tmp_path: Path) -> None:
+    """Not at the pass of the teacher, which is the same module with its adapter off."""
+    lora = pytest.importorskip("peft").LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    found: list[float] = []
+
+    class Note(TrainerCallback):
+        def on_step_end(self, *_: Any, model: Any = None, **__: Any) -> None:
+            model.eval()
+            found.append(float(np.mean([np.mean(naive.token_losses(model, s)) for s in FORGET])))
+            model.train()
+
+    shared: dict[str, Any] = {"method": "scrub", "per_device_train_batch_size": 8, "max_steps": 4}
+    shared |= {"learning_rate": 0.05, "lr_scheduler_type": "constant"}
+    t = trainer(tmp_path, peft_config=lora, forget_until=50.0, **shared)
+    t.add_callback(Note())
+    t.train()
+    initial = float(np.mean([np.mean(naive.token_losses(tiny_llama(), s)) for s in FORGET]))
+    assert abs(found[2] - initial) > 1e-3
+    assert logs(t)[3]["depth/loss"] == pytest.approx(found[2], rel=1e-5)  # float32 logits
+
+
 def test_where_everything_is_deep_enough_only_the_retain_loss_is_lowered(tmp_path: Path) -> None:
     bounded = trainer(tmp_path / "a", method="graddiff", forget_until=1e-6)
     assert torch.equal(weights(bounded), weights(trainer(tmp_path / "b", method="graddiff", forget_weight=0.0)))

@@ -10,13 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import TrainingArguments
 
 from rosu_llm import ForgetRetainDataset, ROSUConfig, ROSUTrainer, UnlearningStep
 from rosu_llm.data.mismatch import mismatched
 from rosu_llm.data.sweep import SweepDataset
 from rosu_llm.errors import ConfigError, DataError
-from rosu_llm.recipes.run import run
+from rosu_llm.recipes.run import instead_of_training, run
 from rosu_llm.recipes.settings import build
+from rosu_llm.training.config import MethodArguments
 from tests.models import CleanLM, flat, samples, tiny_llama
 from tests.training.test_trainer_step import FORGET, RETAIN, train
 from tests.training.tiny_world import World
@@ -162,6 +164,25 @@ def test_a_llama_needs_no_copy_of_the_teacher(tmp_path: Path) -> None:
     assert float((results[0] - results[1]).norm() / moved) < 1e-4
 
 
+def test_scrub_never_runs_without_forgetting(tmp_path: Path) -> None:
+    """Whatever way the settings come: an epoch that is too short is refused at once, steps before the first of them."""
+    arguments = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": [], "remove_unused_columns": False}
+    data = ForgetRetainDataset(FORGET, RETAIN)
+    with pytest.raises(ConfigError, match="num_train_epochs=1 with method='scrub'"):
+        ROSUTrainer(
+            tiny_llama(), TrainingArguments(num_train_epochs=1, **arguments), train_dataset=data,
+            method_args=MethodArguments(method="scrub"),
+        )  # fmt: skip
+    short = ROSUTrainer(
+        tiny_llama(), TrainingArguments(max_steps=2, per_device_train_batch_size=4, **arguments), train_dataset=data,
+        method_args=MethodArguments(method="scrub"),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="max_steps=2 ends in the first epoch, and method='scrub' keeps"):
+        short.train()
+    assert torch.equal(flat(short.model.parameters()), flat(tiny_llama().parameters()))
+    assert instead_of_training(short, lambda: "measured") == "measured"  # where no step is made, none is missed
+
+
 # -- ssd ---------------------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +234,50 @@ def test_ssd_squares_windows_as_the_released_code_squares_batches(tmp_path: Path
         per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=-1, num_train_epochs=1,
     )  # fmt: skip
     assert far(model, expected, initial) < 1e-10
+
+
+@pytest.mark.parametrize(("count", "groups"), [(4, [(0, 2), (2, 4)]), (3, [(0, 2), (2, 3)])])
+def test_windows_in_which_a_set_has_ended_add_nothing_to_it(
+    tmp_path: Path, count: int, groups: list[tuple[int, int]]
+) -> None:
+    """Six windows of two: the forget samples are in the first two, one of which may be half full."""
+    model, retain = CleanLM().double(), samples(12, seed=2)
+    initial, forget = copy.deepcopy(model), FORGET[:count]
+    truth = (
+        fisher(model, [forget[a:b] for a, b in groups]),
+        fisher(model, [retain[i : i + 2] for i in range(0, 12, 2)]),
+    )
+    expected = dampened(model, *truth, alpha=2.0, lam=1.0)
+    trainer = train(
+        model, tmp_path, method="ssd", ssd_alpha=2.0, fisher="window", pairs=SweepDataset(forget, retain, multiple=2),
+        per_device_train_batch_size=2, max_steps=-1, num_train_epochs=1,
+    )  # fmt: skip
+    assert far(model, expected, initial) < 1e-10
+    assert ["loss/forget" in entry for entry in trainer.state.log_history[:-1]] == [True] * 2 + [False] * 4
+
+
+def test_ssd_refuses_fp16_whatever_way_it_comes(tmp_path: Path) -> None:
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], remove_unused_columns=False)
+    object.__setattr__(arguments, "fp16", True)  # some versions refuse it themselves without a GPU
+    with pytest.raises(ConfigError, match="fp16=True with method='ssd'"):
+        ROSUTrainer(
+            tiny_llama(), arguments, train_dataset=SweepDataset(FORGET, RETAIN),
+            method_args=MethodArguments(method="ssd"),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [("sample", "one forward+backward pass per sample"), ("window", "2 forward+backward passes per step")],
+)
+def test_the_passes_of_a_sweep_are_told_as_they_are(tmp_path: Path, how: str, line: str) -> None:
+    model, passes = CleanLM().double(), []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    settings = {"per_device_train_batch_size": 4, "max_steps": -1, "num_train_epochs": 1, "ssd_alpha": 2.0}
+    trainer = train(model, tmp_path, method="ssd", fisher=how, pairs=SweepDataset(FORGET, RETAIN), **settings)
+    assert len(passes) == (16 if how == "sample" else 2 * 2)
+    assert trainer.preflight is not None
+    assert trainer.preflight.line().startswith(line)
 
 
 @pytest.mark.parametrize(("alpha", "what"), [(1e12, "no weight"), (1e-12, "every weight")])

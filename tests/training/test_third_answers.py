@@ -11,6 +11,7 @@ import torch
 from rosu_llm import ForgetRetainCollator, ForgetRetainDataset, ROSUTrainer, WithAlternates
 from rosu_llm.errors import ConfigError, DataError, UnsupportedLayoutError
 from rosu_llm.losses import ReferenceModel
+from rosu_llm.losses.language import alternate_of
 from rosu_llm.training.config import MethodArguments
 from rosu_llm.training.references import References
 from tests.models import CleanLM, flat, samples, tiny_llama
@@ -174,3 +175,31 @@ def test_sharding_says_what_to_use_where_a_second_model_would_be_kept(tmp_path: 
 def test_a_token_budget_counts_both_answers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="micro_batch_tokens=20 is less than the longest sample has, 28"):
         trainer(tmp_path, forget_loss="altpo", micro_batch_tokens=20)
+
+
+def test_a_token_budget_counts_the_third_answers_of_every_epoch(tmp_path: Path) -> None:
+    """The long one belongs to the second epoch."""
+    (long,) = samples(1, seed=9, shortest=40, longest=40)
+    data = ForgetRetainDataset(WithAlternates(FORGET, [*THIRD[:7], (THIRD[7][0], long)]), RETAIN)
+    with pytest.raises(ConfigError, match="micro_batch_tokens=79 is less than the longest sample has, 80"):
+        ROSUTrainer(tiny_llama(), config(tmp_path, forget_loss="altpo", micro_batch_tokens=79), train_dataset=data)
+    ROSUTrainer(tiny_llama(), config(tmp_path, forget_loss="altpo", micro_batch_tokens=80), train_dataset=data)
+
+
+def test_answers_may_be_tensors(tmp_path: Path) -> None:
+    """A sample's are as long as they are, whatever the length of the third; of batches the rows are compared."""
+
+    def tensors(sample: Any) -> Any:
+        return {name: torch.tensor(value) for name, value in sample.items()}
+
+    forget, third = [tensors(s) for s in FORGET], [tuple(map(tensors, own)) for own in THIRD]
+    assert len(forget[0]["input_ids"]) != len(third[0][0]["input_ids"])
+    ends = []
+    for data in (WithAlternates(forget, third), WithAlternates(FORGET, THIRD)):
+        given = config(tmp_path, forget_loss="altpo", max_steps=2)
+        t = ROSUTrainer(tiny_llama(), given, train_dataset=ForgetRetainDataset(data, RETAIN))
+        t.train()
+        ends.append(flat(t.model.parameters()))
+    assert torch.equal(*ends)
+    with pytest.raises(DataError, match="2 answers and 3 alternate ones"):
+        alternate_of({"input_ids": torch.ones(2, 4), "alternate": {"input_ids": torch.ones(3, 4)}})
