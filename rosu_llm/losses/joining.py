@@ -27,7 +27,8 @@ def joined(inner: Any, inputs: Mapping[str, Any], present: Tensor) -> dict[str, 
     """The arguments of the model ``inner`` for the flat positions ``present``, no padding, in their order."""
     shape = inputs["input_ids"].shape
     result: dict[str, Any] = {"position_ids": (present % shape[1]).unsqueeze(0)}
-    if _caches(type(inner)):  # with a cache transformers does not look where positions begin again
+    kind: Any = type(inner)
+    if _caches(kind):  # with a cache transformers does not look where positions begin again
         result["use_cache"] = False
     for name, value in inputs.items():
         if name == "attention_mask":
