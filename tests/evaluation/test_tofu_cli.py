@@ -163,7 +163,7 @@ def test_whoever_waits_is_not_ended_before_the_first_process_gives_up(monkeypatc
         raise Reached
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("rosu_llm.evaluation.tofu.run.accelerator_kind", lambda: "cuda")
+    monkeypatch.setattr(processes, "accelerator_kind", lambda: "cuda")
     monkeypatch.setattr(accelerate, "PartialState", joined)
     with pytest.raises(Reached):
         run(TofuRequest(model="rosu", settings=TofuSettings(data="x"), loading=Loading()))
