@@ -156,7 +156,7 @@ def test_the_walk_of_each_verb_names_real_files_and_enters_each_folder_once() ->
 def test_every_table_of_figures_names_the_command_that_makes_it() -> None:
     """A table with a column of decimals stands below a paragraph with a command (a second table may share it)."""
     command = re.compile(
-        r"`(?:python |\./)?(?:scripts/\S+|rosu (?:ablate|audit|diagnose|table|vision)\b)|scripts/\w+\.sh --"
+        r"`(?:python |\./)?(?:scripts/\S+|rosu (?:ablate|audit|diagnose|sweep|table|vision)\b)|scripts/\w+\.sh --"
     )
     for page, text in PAGES.items():
         for found in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
