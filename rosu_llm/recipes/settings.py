@@ -22,7 +22,7 @@ from ..files import parse_yaml
 from ..losses import LOSSES
 from ..representation.config import RepresentationConfig
 from ..training.config import NAMES, ROSUConfig
-from ..training.presets import PRESETS
+from ..training.presets import PRESETS, with_named_loss
 from ..training.values import coerce
 
 #: Options of ``rosu train`` itself, written with hyphens and on the command line only.
@@ -214,7 +214,7 @@ def build(values: Mapping[str, Any]) -> Recipe:
 
 def type_values(values: Mapping[str, Any]) -> tuple[type[ROSUConfig], dict[str, Any]]:
     """The configuration class of the settings, and each value as the type of its field; what it says is not checked."""
-    values = with_preset(values)
+    values = with_named_loss(with_preset(values))
     chosen = config_class(values)
     hints = {cls: get_type_hints(cls) for cls in (RunArguments, chosen)}
     fields = {f.name: hints[cls][f.name] for cls in hints for f in dataclasses.fields(cls) if f.init}

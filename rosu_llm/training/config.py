@@ -22,6 +22,7 @@ from ..step.calibration import check_margin
 from ..step.schedules import BETA_NAMES, AutoRadius, BetaSchedule, RhoSchedule
 from ..step.step import check_capture
 from .chosen import compile_pattern
+from .presets import with_named_loss
 from .values import coerce
 
 REDUCTIONS = ("window_tokens", "micro_mean")
@@ -207,6 +208,7 @@ class MethodArguments:
     def check_method(self) -> None:
         """Raise one clear error for the first setting that cannot work."""
         self._coerce()
+        self._take_name()
         self._take_losses()
         if self.trainable_parameters is not None:
             compile_pattern("trainable_parameters", self.trainable_parameters)
@@ -269,6 +271,15 @@ class MethodArguments:
                     f"{name}={value!r} is an option of forget_loss {' and '.join(map(repr, own))}, and this is "
                     f"forget_loss={self.forget_loss!r}, which never reads it: leave it out, or change the loss."
                 )
+
+    def _take_name(self) -> None:
+        """Write out a method that is named after a forget loss."""
+        default = type(self).__dataclass_fields__["forget_loss"].default
+        named = with_named_loss(
+            {"method": self.method, "forget_loss": None if self.forget_loss == default else self.forget_loss}
+        )
+        if named["method"] != self.method:
+            self.method, self.forget_loss = named["method"], named["forget_loss"]
 
     def _take_losses(self) -> None:
         """Set the losses that the method is defined with; another one than those and the default is refused."""

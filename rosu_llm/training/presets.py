@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import ConfigError
+from ..geometry import METHODS
+from ..losses import LOSSES
+
 #: Settings with which nothing besides the method's own data is measured.
 WITHOUT_UNSEEN: Mapping[str, Any] = {"calibrate": "off", "forget_until": "off", "budget": None}
 
@@ -35,3 +39,20 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 #: How deep the recommended preset forgets: what turns any method into its bounded form.
 BOUND: Mapping[str, Any] = {name: value for name, value in PRESETS["recommended"].items() if name.startswith("forget_")}
+
+
+def with_named_loss(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with a method that is named after a forget loss (``npo``, ``altpo``, …) written out.
+
+    Such a method is gradient difference with that loss.
+    """
+    name, given = values.get("method"), values.get("forget_loss")
+    owned = {loss for rule in METHODS.values() for loss in rule.losses.values()}
+    if name in METHODS or name in owned or name not in LOSSES or LOSSES[name].roles != ("forget",):
+        return dict(values)
+    if given not in (None, name):
+        raise ConfigError(
+            f"method={name!r} is gradient difference with forget_loss={name!r}, and forget_loss={given!r} is set too: "
+            "leave one of them out, or combine a rule with that loss, e.g. method='rosu'."
+        )
+    return {**values, "method": "graddiff", "forget_loss": name}

@@ -17,6 +17,7 @@ from rosu_llm import MethodArguments, ROSUConfig
 from rosu_llm.errors import ConfigError, RosuError
 from rosu_llm.geometry import METHODS, Gram
 from rosu_llm.geometry.methods.registry import OPTIONS
+from rosu_llm.recipes.settings import build
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +218,24 @@ def test_the_papers_own_fallback_can_be_chosen(fallback: str, falls_back: bool) 
 def test_fallback_is_rosus_alone() -> None:
     with pytest.raises(ConfigError, match=r"fallback='paper' does nothing for method='graddiff'.* use one of rosu\."):
         MethodArguments(method="graddiff", fallback="paper").check_method()
+
+
+@pytest.mark.parametrize("name", ["npo", "simnpo", "idk_nll", "idk_dpo", "altpo", "undial", "wga", "satimp", "rmu"])
+def test_a_method_may_be_named_after_its_loss(name: str, tmp_path: Path) -> None:
+    """Every row of the paper's tables is one word, in a recipe and in Python."""
+    common = {"model_name_or_path": "m", "forget_data": "f", "retain_data": "r", "output_dir": str(tmp_path)}
+    config = build({**common, "use_cpu": True, "method": name}).config
+    assert (config.method, config.forget_loss) == ("graddiff", name)
+    if name == "rmu":
+        assert type(config).__name__ == "RepresentationConfig"
+    else:
+        same = ROSUConfig(str(tmp_path), method=name, use_cpu=True, report_to=[])
+        assert (same.method, same.forget_loss) == ("graddiff", name)
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        build({**common, "method": name, "forget_loss": "wga" if name == "npo" else "npo"})
+
+
+@pytest.mark.parametrize("name", ["divergence", "nll", "kl"])
+def test_losses_that_are_no_methods_do_not_name_one(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"[Mm]ethod '{name}'"):
+        ROSUConfig(str(tmp_path), method=name)
