@@ -28,7 +28,10 @@ def load(recipe: Recipe) -> Loaded:
     if config.answers_only:
         return _questions(arguments)
     if arguments.chat_format:
-        raise ConfigError("chat_format is for questions and answers; this level reads plain text: leave it out.")
+        raise ConfigError(
+            "chat_format is for questions and answers, and this level reads plain text: set answers_only for the "
+            "former (configs/recipes/tofu/rmu.yaml), or leave chat_format out."
+        )
     if arguments.retain_per_forget != 1:
         raise ConfigError(
             f"retain_per_forget={arguments.retain_per_forget} has no place at representation level, where a batch "
