@@ -48,8 +48,9 @@ def with_named_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     name, given = values.get("method"), values.get("forget_loss")
     owned = {loss for rule in METHODS.values() for loss in rule.losses.values()}
-    known = isinstance(name, str) and name in LOSSES and name not in owned  # of another kind: refused with its field
-    if not known or name in METHODS or LOSSES[name].roles != ("forget",):
+    if not isinstance(name, str):  # refused with its field
+        return dict(values)
+    if name in METHODS or name in owned or name not in LOSSES or LOSSES[name].roles != ("forget",):
         return dict(values)
     if given not in (None, name):
         raise ConfigError(
