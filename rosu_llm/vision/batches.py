@@ -137,9 +137,10 @@ class ImageCollator:
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x/255 − mean)/std per channel, in float32."""
+    """(x/255 − mean)/std per channel, in float32; channels last in memory, where convolutions are fastest."""
     shape = (1, -1, 1, 1)
-    return (pixels.float() / 255.0 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+    values = pixels.to(torch.float32, memory_format=torch.channels_last)
+    return (values / 255.0 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
 
 
 def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
