@@ -26,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
         request = ExtractRequest(
             models=which.models,
             out=which.out,
+            controls=which.controls,
             data=which.data,
             forget_split=options.forget_split,
             chat_format=which.chat_format,

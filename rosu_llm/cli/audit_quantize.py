@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
             models=which.models,
             measure=measure,
             out=which.out,
+            controls=which.controls,
             precisions=precisions,
             group=options.group_size,
             loading=which.loading,

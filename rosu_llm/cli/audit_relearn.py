@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
             measure=measure,
             attack=attack,
             out=which.out,
+            controls=which.controls,
             data=which.data if options.benchmark == "tofu" or options.smoke else None,
             forget_split=options.forget_split,
             shares=shares,

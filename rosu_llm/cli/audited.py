@@ -37,6 +37,12 @@ def add_model_flags(parser: argparse.ArgumentParser, *, dtype: str) -> None:
     add_loading_flags(parser, dtype=dtype)
     parser.add_argument("--seeds", type=seed_number, nargs="+", default=[0], metavar="N", help="default 0")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: audits/NAME; never the model's own)")
+    parser.add_argument(
+        "--controls",
+        type=Path,
+        metavar="DIR",
+        help="folder for what --retain and --target gave: audits of other models go on from it",
+    )
     add_process_flags(parser)
     parser.add_argument("--overwrite", action="store_true", help="begin anew where results of other conditions are")
     parser.add_argument("--smoke", action="store_true", help="toy models and toy questions in DIR/smoke; seconds")
@@ -60,6 +66,7 @@ class Asked:
     chat_format: str | None
     loading: Loading
     out: Path
+    controls: Path | None = None
 
 
 @contextmanager
@@ -83,7 +90,7 @@ def asked(options: argparse.Namespace, kind: str) -> Iterator[Asked]:
         return
     models = find_models(options.model, options.retain, options.target)
     check_out(out)
-    yield Asked(models, options.data, options.chat_format, loading(options), out)
+    yield Asked(models, options.data, options.chat_format, loading(options), out, options.controls)
 
 
 @contextmanager

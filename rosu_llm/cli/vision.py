@@ -114,7 +114,8 @@ def _table(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]
     count = TRIALS if options.trials is None else options.trials
     check_trials(count)
     count = min(count, 1) if options.smoke else count
-    given = given_settings(values, names)
+    given = given_settings(values, names, search=True)
+    values = {key: value for key, value in values.items() if not isinstance(given.get(key), tuple)}
     plans = []
     for task in _tasks(options, values, _protocols(values), seeds):
         search = (count, _search_seed(options, task)) if count else None

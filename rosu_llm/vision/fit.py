@@ -81,7 +81,15 @@ class Bench:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What makes two trained models the same: the images themselves, and how they were trained on."""
-        names = ("model", "width", "pretrain_epochs", "pretrain_lr", "pretrain_batch_size", "validation_share")
+        names = (
+            "model",
+            "width",
+            "augment",
+            "pretrain_epochs",
+            "pretrain_lr",
+            "pretrain_batch_size",
+            "validation_share",
+        )
         sums = [
             int(images.pixels.sum(dtype=torch.int64)) * 31 + int(images.labels.sum())
             for images in (self.train, self.test)
@@ -160,7 +168,7 @@ class Bench:
             seed=seed,
             resume_from_checkpoint="auto",
         )
-        pairs = ImagePairs(None, rows, seed=seed)
+        pairs = ImagePairs(None, rows, augment=own.augment, seed=seed)
         trainer = VisionTrainer(model, config, train_dataset=pairs, data_collator=self.collator())
         clock = Clock(folder / "seconds.json")
         trainer.add_callback(clock)
@@ -190,7 +198,7 @@ class Bench:
             split.retain,
             forget_each=forget_each,
             retain_each=retain_each,
-            augment=config.augment,
+            augment=arguments.augment,
             seed=config.seed,
         )
         return VisionTrainer(

@@ -1,7 +1,7 @@
 """The rows of the paper's vision tables: what each method is, and what is tried for it.
 
 Every row has eight trials: the same number for all, each with values of its own settings; fewer where the user fixes
-some of these. Lengths are the paper's: ten
+some of these, and other ones where the user gives lists. Lengths are the paper's: ten
 epochs for FT, NG and ℓ1-sparse, five for the others, none for FF and IU.
 """
 
@@ -63,20 +63,29 @@ ROWS: dict[str, TableRow] = {
 PAPER_ROWS = ("ft", "ng", "ff", "iu", "l1_sparse", "gu", "orthograd", "pcgrad", "uam", "rosu")
 
 
-def given_settings(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What the user's settings fix in rows that would set or search it themselves."""
+def given_settings(values: Mapping[str, Any], names: Sequence[str], *, search: bool = False) -> dict[str, Any]:
+    """What the user's settings fix in rows that would set or search it themselves.
+
+    With ``search``, a list of values of a searched setting becomes a tuple: what is tried in place of the rows' own.
+    """
     for key in ("method", "one_step"):
         if key in values:
             raise ConfigError(f"{key}={values[key]!r} is a row of its own here: write --methods NAME ….")
-    own = {key for name in names for key in (*ROWS[name].settings, *ROWS[name].searched)}
-    return given_values({key: value for key, value in values.items() if key in own})
+    searched = {key for name in names for key in ROWS[name].searched}
+    own = {key for name in names for key in ROWS[name].settings} | searched
+    several = {key: v for key, v in values.items() if search and key in searched and isinstance(v, list)}
+    fixed = given_values({key: value for key, value in values.items() if key in own and key not in several})
+    for key, tried in several.items():
+        if not tried:
+            raise ConfigError(f"{key}=[] leaves nothing to try: give values, or leave it out for the rows' own.")
+        fixed[key] = tuple(dict.fromkeys(given_values({key: value})[key] for value in tried))
+    return fixed
 
 
-def default_settings(name: str, protocol: str) -> dict[str, Any]:
-    """A row's settings without a search: the middle of what would be tried."""
-    row = ROWS[name]
-    chosen = {key: values[len(values) // 2] for key, values in _axes(row, protocol).items()}
-    return {**row.settings, **chosen}
+def default_settings(name: str, protocol: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A row's settings without a search: the middle of what would be tried; ``given`` as in :func:`trials`."""
+    axes, fixed = _axes(name, protocol, given)
+    return {**fixed, **{key: values[len(values) // 2] for key, values in axes.items()}}
 
 
 def check_trials(count: int) -> None:
@@ -88,15 +97,25 @@ def check_trials(count: int) -> None:
 def trials(
     name: str, protocol: str, count: int = TRIALS, given: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """The settings to try, spread evenly over the row's eight; what is ``given`` is in all of them and not varied."""
+    """The settings to try, spread evenly over the row's combinations of values.
+
+    What is ``given`` is in all of them and not varied; a tuple is tried in place of the row's own values.
+    """
     check_trials(count)
-    row, fixed = ROWS[name], dict(given or {})
-    axes = {key: values for key, values in _axes(row, protocol).items() if key not in fixed}
-    every = [{**row.settings, **dict(zip(axes, values, strict=True)), **fixed} for values in product(*axes.values())]
+    axes, fixed = _axes(name, protocol, given)
+    every = [{**fixed, **dict(zip(axes, values, strict=True))} for values in product(*axes.values())]
     count = min(count, len(every))
     picked = [round(i * (len(every) - 1) / (count - 1)) for i in range(count)] if count > 1 else [len(every) // 2]
     return [every[i] for i in picked]
 
 
-def _axes(row: TableRow, protocol: str) -> dict[str, Sequence[Any]]:
-    return {key: values[protocol] if isinstance(values, Mapping) else values for key, values in row.searched.items()}
+def _axes(name: str, protocol: str, given: Mapping[str, Any] | None) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """What is varied in a row, with its values, and what is fixed."""
+    row, given = ROWS[name], given or {}
+    axes: dict[str, Sequence[Any]] = {}
+    for key, values in row.searched.items():
+        own = values[protocol] if isinstance(values, Mapping) else values
+        if not (key in given and not isinstance(given[key], tuple)):
+            axes[key] = given.get(key, own)
+    fixed = {key: value for key, value in given.items() if not isinstance(value, tuple)}
+    return axes, {**row.settings, **fixed}

@@ -42,6 +42,7 @@ class VisionArguments:
     test_forgotten_class: bool = field(default=False, metadata=_help("classwise: leave it in the test images."))
     mean: list[float] | None = field(default=None, metadata=_help("Of each channel; none: the training images'."))
     std: list[float] | None = field(default=None, metadata=_help("Likewise."))
+    augment: bool = field(default=True, metadata=_help("Random crops and flips wherever images are trained on."))
     pretrain_epochs: int = field(default=200, metadata=_help("Epochs of training, and of retraining."))
     pretrain_lr: float = field(default=0.1, metadata=_help("Their learning rate; a tenth from 1/2, then from 3/4."))
     pretrain_batch_size: int = field(default=128, metadata=_help("Their batch size."))
@@ -95,7 +96,6 @@ class VisionConfig(ROSUConfig):
         metadata=_help("Statistics: of each part's batch (separate), of both (joint), or the running ones (eval)."),
     )
     l1: float = field(default=0.0, metadata=_help("γ of the penalty γ‖w‖₁, which falls to 0 over the run."))
-    augment: bool = field(default=True, metadata=_help("Random crops and flips of training images."))
 
     def __post_init__(self) -> None:
         if self.batch_norm not in BATCH_NORM:

@@ -89,12 +89,12 @@ def run_table(
 
     Args:
         search: number of trials and the seed they run on; None takes each row's middle settings.
-        settings: given ones, which no row changes.
+        settings: given ones, which no row changes; a tuple holds values to try.
         retry_failed: run cells again that failed.
     """
     check_table(task, names, seeds, search, settings or {})
     protocol, own = task.bench.arguments.protocol, dict(settings or {})
-    chosen = {name: {**default_settings(name, protocol), **own} for name in names}
+    chosen = {name: default_settings(name, protocol, own) for name in names}
     tried: dict[str, dict[str, Any]] = {}
     if search is not None:
         tried = _search(task, names, *search, own, out, observer, retry_failed)
@@ -121,7 +121,7 @@ def check_table(
     check_rows(names)
     check_attack()
     protocol = task.bench.arguments.protocol
-    rows = [{**default_settings(name, protocol), **settings} for name in names]
+    rows = [default_settings(name, protocol, settings) for name in names]
     if search is None:
         task.check(rows, seeds)
         return

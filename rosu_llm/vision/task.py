@@ -25,8 +25,16 @@ from .splits import Split
 
 #: Settings of Trainer that training from scratch has, too.
 _COMMON = ("use_cpu", "bf16", "fp16", "tf32", "dataloader_num_workers")
-#: Settings by which splits differ.
-_SPLIT = ("protocol", "forget_class", "forget_share", "validation_share", "test_forgotten_class", "pretrain_seed")
+#: Settings by which splits and the models trained on them differ.
+_SPLIT = (
+    "protocol",
+    "forget_class",
+    "forget_share",
+    "validation_share",
+    "test_forgotten_class",
+    "pretrain_seed",
+    "augment",
+)
 COLUMNS = {"RA": "RA", "FA": "FA", "TA": "TA", "delta": "ΔAcc", "MIA": "MIA-Eff", "minutes": "min"}
 
 

@@ -58,6 +58,6 @@ def trainer(model: nn.Module, folder: Any, *, forget: int = 8, retain: int = 8, 
     }
     config = VisionConfig(**{**defaults, **settings})
     rows = torch.arange(48)
-    pairs = ImagePairs(rows[:16], rows[16:], forget_each=forget_each, retain_each=retain_each, augment=config.augment)
+    pairs = ImagePairs(rows[:16], rows[16:], forget_each=forget_each, retain_each=retain_each, augment=True)
     collator = ImageCollator(images(), MEAN, STD, joint=config.batch_norm == "joint")
     return VisionTrainer(model, config, train_dataset=pairs, data_collator=collator)

@@ -2,6 +2,9 @@
 
 A cell is written whole, after it was measured. What determines its figures stands in ``conditions.json`` of the same
 folder; an audit of another model, data or settings is refused there rather than mixed in.
+
+What the controls' cells hold does not depend on the unlearned model. With ``--controls DIR`` they are kept there, and
+the audits of ten unlearned models attack their controls once.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 from ...errors import ConfigError
 from ...evaluation.processes import from_first
 from ...files import changed_conditions, check_writable, read_json, write_json
+from .models import UNLEARNED, AuditedModels
 
 CONDITIONS = "conditions.json"
 
@@ -24,22 +28,23 @@ class AuditStore:
     Args:
         conditions: all that determines a cell's figures beside its name.
         overwrite: drop the cells of an audit under other conditions.
+        flag: that of the folder, for errors.
     """
 
-    def __init__(self, folder: Path, conditions: Mapping[str, Any], *, overwrite: bool = False) -> None:
+    def __init__(
+        self, folder: Path, conditions: Mapping[str, Any], *, overwrite: bool = False, flag: str = "--out"
+    ) -> None:
         self.folder = folder
-        from_first(lambda: self._open(conditions, overwrite))
+        from_first(lambda: self._open(conditions, overwrite, flag))
 
-    def _open(self, conditions: Mapping[str, Any], overwrite: bool) -> None:
-        check_writable(self.folder, f"The folder for results, {str(self.folder)!r} (--out),")
+    def _open(self, conditions: Mapping[str, Any], overwrite: bool, flag: str) -> None:
+        check_writable(self.folder, f"The folder for results, {str(self.folder)!r} ({flag}),")
         path = self.folder / CONDITIONS
         if path.is_file() and not overwrite:
             changed = changed_conditions(read_json(path), conditions)
             if changed:
-                raise ConfigError(
-                    f"{self.folder} holds cells of another audit: {'; '.join(changed)}. Pass --overwrite, or another "
-                    "--out."
-                )
+                way = "Pass --overwrite, or another --out." if flag == "--out" else f"Give another {flag}."
+                raise ConfigError(f"{self.folder} holds cells of another audit: {'; '.join(changed)}. {way}")
         elif path.is_file():  # the folder is an audit's: cells, and folders of unfinished or detailed results
             shutil.rmtree(self.folder)
         write_json(path, conditions)
@@ -52,3 +57,26 @@ class AuditStore:
     def put(self, name: str, cell: Mapping[str, Any]) -> None:
         """Keep a measured cell."""
         from_first(lambda: write_json(self.folder / f"{name}.json", cell))
+
+
+def open_stores(
+    out: Path,
+    models: AuditedModels,
+    cells: str,
+    conditions: Mapping[str, Any],
+    *,
+    controls: Path | None = None,
+    overwrite: bool = False,
+) -> dict[str, AuditStore]:
+    """Role → where its cells are: all in ``out/cells``, or those of the controls in ``controls/cells``.
+
+    ``overwrite`` concerns ``out`` alone: other audits need the controls.
+    """
+    weights = models.weights
+    own = AuditStore(out / cells, {"weights": weights, **conditions}, overwrite=overwrite)
+    stores = dict.fromkeys(weights, own)
+    others = {role: value for role, value in weights.items() if role != UNLEARNED}
+    if controls is not None and others:
+        shared = AuditStore(controls / cells, {"weights": others, **conditions}, flag="--controls")
+        stores |= dict.fromkeys(others, shared)
+    return stores

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -18,7 +19,7 @@ from ...errors import ConfigError, DataError
 from ...evaluation.processes import joined_device
 from ...evaluation.tofu.run import Loading, load, load_tokenizer
 from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, check_place
-from ..controls.store import AuditStore
+from ..controls.store import open_stores
 from .asking import greedily, sampled, through_the_lens
 from .estimates import Interval, bootstrap, check_samples, expected_best, leak_at
 from .hits import HitJudge, entities
@@ -56,6 +57,7 @@ class ExtractRequest:
 
     models: AuditedModels
     out: Path
+    controls: Path | None = None  # cells of the controls, shared with audits of other models
     data: str
     forget_split: str = "forget10"
     chat_format: str | None = None
@@ -82,7 +84,7 @@ class ExtractRequest:
             raise ConfigError(f"--temperature {self.temperature:g} draws nothing: give more than 0, e.g. 1.")
         if not self.seeds:
             raise ConfigError("--seeds needs at least one number.")
-        check_place(self.out, self.models)
+        check_place(self.models, self.out, self.controls)
 
     @property
     def asked_ks(self) -> tuple[int, ...]:
@@ -100,7 +102,6 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
         if not all(isinstance(row.get(key), str) and row[key].strip() for key in ("question", "answer")):
             raise DataError(f"{splits.forget_perturbed}, row {number}, needs a question and an answer as text.")
     conditions: dict[str, Any] = {
-        "weights": request.models.weights,
         "data": _content(rows),
         "chat_format": request.chat_format,
         "threshold": request.threshold,
@@ -110,9 +111,10 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
         "max_length": request.max_length,
         "dtype": request.loading.dtype,
     }
-    store = AuditStore(request.out / CELLS, conditions, overwrite=request.overwrite)
+    opened = partial(open_stores, request.out, request.models, controls=request.controls, overwrite=request.overwrite)
+    stores = opened(CELLS, conditions)
     shown = {"kept": _content(kept)} if kept else {}  # of these cells alone: other ways may be asked before or after
-    stores = {FEWSHOT: AuditStore(request.out / CELLS / FEWSHOT, {**conditions, **shown})} if kept else {}
+    fewshot = opened(f"{CELLS}/{FEWSHOT}", {**conditions, **shown}) if kept else {}
     jobs = [
         (role, way, seed)
         for role in request.models.by_role
@@ -124,7 +126,7 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
     for number, (role, way, seed) in enumerate(jobs):
         progress("models × ways", number, len(jobs))
         name = f"{role}-{way}" + (f"-seed{seed}" if way == SAMPLE else "")
-        cells = stores.get(way, store)
+        cells = (fewshot if way == FEWSHOT else stores)[role]
         cell = cells.get(name)
         if cell is None:
             if asking is None or asking.role != role:

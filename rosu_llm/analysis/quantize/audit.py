@@ -17,7 +17,7 @@ from ...evaluation.tofu.run import Loading, load
 from ...evaluation.tofu.summary import FLUENCY, summarise
 from ..controls.measures import AuditMeasure, TofuFigures
 from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, check_place
-from ..controls.store import AuditStore
+from ..controls.store import AuditStore, open_stores
 from ..relearn.curves import symmetric
 from .ratios import against_control, surviving
 from .rounding import BLOCK, FULL, LIBRARY, check_precisions, compare_buckets, has_library, round_model
@@ -68,6 +68,7 @@ class QuantizeRequest:
     models: AuditedModels
     measure: AuditMeasure
     out: Path
+    controls: Path | None = None  # cells of the controls, shared with audits of other models
     precisions: tuple[str, ...] = ("rtn8", "rtn4")
     group: int = BLOCK
     loading: Loading
@@ -79,15 +80,16 @@ def audit_quantize(request: QuantizeRequest, progress: Progress) -> QuantizeDocu
     if not request.precisions:
         raise ConfigError("--precisions needs at least one name, e.g. rtn4.")
     check_precisions(request.precisions, request.group)
-    check_place(request.out, request.models)
+    check_place(request.models, request.out, request.controls)
     conditions: dict[str, Any] = {
-        "weights": request.models.weights,
         "measure": request.measure.conditions(),
         "group_size": request.group,
         "dtype": request.loading.dtype,
         "bitsandbytes": installed_versions("bitsandbytes").get("bitsandbytes"),
     }
-    store = AuditStore(request.out / CELLS, conditions, overwrite=request.overwrite)
+    stores = open_stores(
+        request.out, request.models, CELLS, conditions, controls=request.controls, overwrite=request.overwrite
+    )
     precisions = (FULL, *dict.fromkeys(request.precisions))
     # The retain model at full precision comes first: others are compared with its results.
     order = sorted(request.models.by_role, key=(RETAIN, INITIAL, UNLEARNED).index)
@@ -95,7 +97,7 @@ def audit_quantize(request: QuantizeRequest, progress: Progress) -> QuantizeDocu
     figures: dict[tuple[str, str], dict[str, float]] = {}
     for number, (role, precision) in enumerate(jobs):
         progress("models × precisions", number, len(jobs))
-        figures[role, precision] = _measure(request, store, role, precision)
+        figures[role, precision] = _measure(request, stores, role, precision)
     progress("models × precisions", len(jobs), len(jobs))
     cells = [_cell(request, role, precision, figures) for role in request.models.by_role for precision in precisions]
     notes = request.models.absent(GAINS)
@@ -113,19 +115,20 @@ def audit_quantize(request: QuantizeRequest, progress: Progress) -> QuantizeDocu
         "remembered": list(request.measure.remembered),
         "cells": cells,
         "ratios": ratios(cells, request.measure.remembered),
-        "buckets": _buckets(request, store, progress),
+        "buckets": _buckets(request, stores[UNLEARNED], progress),
         "notes": notes,
         "versions": {"rosu-llm": __version__, **installed_versions("torch", "transformers", "bitsandbytes", "lm-eval")},
     }
 
 
-def _measure(request: QuantizeRequest, store: AuditStore, role: str, precision: str) -> dict[str, float]:
+def _measure(request: QuantizeRequest, stores: Mapping[str, AuditStore], role: str, precision: str) -> dict[str, float]:
+    store = stores[role]
     name = f"{role}-{precision}" + (f"-g{request.group}" if precision.startswith("rtn") else "")
     cell = store.get(name)
     if cell is None:
         which, measure = request.models.by_role[role], request.measure
         if isinstance(measure, TofuFigures) and RETAIN in request.models.by_role:
-            results = store.folder / f"{RETAIN}-{FULL}" / FILES[0]
+            results = stores[RETAIN].folder / f"{RETAIN}-{FULL}" / FILES[0]
             measure = replace(measure, retain=results if results.is_file() else None)
         model, tokenizer = load(which, request.loading, joined_device())
         if precision != FULL:

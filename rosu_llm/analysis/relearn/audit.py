@@ -20,7 +20,7 @@ from ...evaluation.tofu.run import Loading, load, load_tokenizer
 from ...files import digest
 from ..controls.measures import AuditMeasure
 from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, check_place
-from ..controls.store import AuditStore
+from ..controls.store import AuditStore, open_stores
 from .attack import FORGET, RETAINED, RelearnAttack, check_shares, draw, relearn
 from .curves import area_between, evaluated_steps, gain, robustness, steps_to_half, symmetric
 
@@ -70,6 +70,7 @@ class RelearnRequest:
     measure: AuditMeasure
     attack: RelearnAttack
     out: Path
+    controls: Path | None = None  # cells of the controls, shared with audits of other models
     data: str | None = None  # hub id or folder of TOFU, where the forget set comes from
     forget_split: str = "forget10"
     source: str | None = None  # the forget set where it is not TOFU's
@@ -100,7 +101,7 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
     if not request.seeds:
         raise ConfigError("--seeds needs at least one number.")
     request.attack.per_process(started_processes())
-    check_place(request.out, request.models)
+    check_place(request.models, request.out, request.controls)
     shares = request.shares if request.attack.on == FORGET else (1.0,)
     source = request.rows_from()
     available = len(read_pairs(source, limit=request.limit))
@@ -108,7 +109,6 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
         draw(available, share, 0)  # raises for an empty one before anything is loaded
     file = local_file(source)
     conditions: dict[str, Any] = {
-        "weights": request.models.weights,
         "measure": request.measure.conditions(),
         "attack": asdict(request.attack),
         "rows": source if file is None else digest(file),
@@ -117,13 +117,15 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
         "dtype": request.loading.dtype,
     }
     conditions["attack"].pop("micro_batch")
-    store = AuditStore(request.out / CELLS, conditions, overwrite=request.overwrite)
+    stores = open_stores(
+        request.out, request.models, CELLS, conditions, controls=request.controls, overwrite=request.overwrite
+    )
     cells: list[RelearnCell] = []
     rows: dict[str, int] = {}
     jobs = [(role, share, seed) for seed in request.seeds for share in shares for role in request.models.by_role]
     for number, (role, share, seed) in enumerate(jobs):
         progress("attacks", number, len(jobs))
-        found = _attack(request, store, role, share, seed, source, progress)
+        found = _attack(request, stores[role], role, share, seed, source, progress)
         rows[f"{share:g}"] = found[0]
         cells += found[1]
     progress("attacks", len(jobs), len(jobs))
