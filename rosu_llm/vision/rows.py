@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 from ..errors import ConfigError
+from ..training.values import coerce
 from .settings import given_values
 
 #: Trials per row.
@@ -73,7 +74,8 @@ def given_settings(values: Mapping[str, Any], names: Sequence[str], *, search: b
             raise ConfigError(f"{key}={values[key]!r} is a row of its own here: write --methods NAME ….")
     searched = {key for name in names for key in ROWS[name].searched}
     own = {key for name in names for key in ROWS[name].settings} | searched
-    several = {key: v for key, v in values.items() if search and key in searched and isinstance(v, list)}
+    listed = {key: value for key, value in values.items() if search and key in searched and str(value)[:1] == "["}
+    several: dict[str, list[Any]] = {key: coerce(key, value, list) for key, value in listed.items()}
     fixed = given_values({key: value for key, value in values.items() if key in own and key not in several})
     for key, tried in several.items():
         if not tried:
