@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from .common import add_launch_flags, check_out, launch, quiet, read_settings, seed_number
-
-if TYPE_CHECKING:
-    from ..presentation.blocks import Section
+from .common import add_launch_flags, check_out, launch, present, quiet, read_settings, seed_number
 
 KINDS = {
     "orthogonality": "does a direction that is neutral for a retain mini-batch stay neutral for the whole retain set?",
@@ -90,7 +86,7 @@ def _orthogonality(argv: Sequence[str]) -> int:
     if result is not None:
         from ..presentation.audits import orthogonality_section
 
-        _present(result, orthogonality_section(result), out / "audit_orthogonality.json")
+        present(result, orthogonality_section(result), out / "audit_orthogonality.json")
     return 0
 
 
@@ -124,7 +120,7 @@ def _safeguards(argv: Sequence[str]) -> int:
     out = out or (runs[0] if runs[0].is_dir() else runs[0].parent)
     check_out(out)
     document = audit_safeguards(runs)
-    _present(document, safeguards_section(document), out / "audit_safeguards.json")
+    present(document, safeguards_section(document), out / "audit_safeguards.json")
     return 0
 
 
@@ -155,17 +151,5 @@ def _sensitivity(argv: Sequence[str]) -> int:
     folder = out or (paths[0] if paths[0].is_dir() else paths[0].parent)
     check_out(folder)
     document = sensitivity(read_results(paths))
-    _present(document, sensitivity_section(document), folder / "audit_sensitivity.json")
+    present(document, sensitivity_section(document), folder / "audit_sensitivity.json")
     return 0
-
-
-def _present(document: Mapping[str, Any], section: Section, path: Path) -> None:
-    """Write the document, and its section as markdown and figures beside it; print the section."""
-    from ..files import write_json
-    from ..presentation.writers import write_page
-    from ..presentation.writers.markdown import section as markdown
-
-    write_json(path, document)
-    written, problem = write_page(section, path.with_suffix(".md"))
-    done = [f"wrote {file}" for file in (path, written[-1], *written[:-1])]
-    print(markdown(section), *done, *([problem] if problem else []), sep="\n")

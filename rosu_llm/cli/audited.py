@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import check_out, quiet, seed_number, shutdown
+from .common import check_out, present, quiet, seed_number, shutdown
 from .replicas import add_loading_flags, add_process_flags, is_first, loading, speak
 
 if TYPE_CHECKING:
@@ -126,14 +126,7 @@ def measured(options: argparse.Namespace, which: Asked, metrics: Sequence[str], 
 
 def finish(document: Any, section: Section, path: Path) -> int:
     """Write and print on the first process, then leave together."""
-    from ..files import write_json
-    from ..presentation.writers import write_page
-    from ..presentation.writers.markdown import section as markdown
-
     if is_first():
-        write_json(path, document)
-        written, problem = write_page(section, path.with_suffix(".md"))
-        done = [f"wrote {file}" for file in (path, written[-1], *written[:-1])]
-        print(markdown(section), *done, *([problem] if problem else []), sep="\n")
+        present(document, section, path)
     shutdown()
     return 0

@@ -1,4 +1,4 @@
-"""What several verbs share: settings from file and flags, quiet libraries, and several processes."""
+"""What several verbs share: settings from file and flags, quiet libraries, several processes, results on disk."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from ..presentation.blocks import Section
 
 LAYOUTS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 
@@ -166,3 +169,15 @@ def _without_launch_flags(argv: Sequence[str]) -> list[str]:
         elif not word.startswith(("--accelerate-config=", "--num-processes=")):
             kept.append(word)
     return kept
+
+
+def present(document: Mapping[str, Any], section: Section, path: Path) -> None:
+    """Write the document, and its section as markdown and figures beside it; print the section."""
+    from ..files import write_json
+    from ..presentation.writers import write_page
+    from ..presentation.writers.markdown import section as markdown
+
+    write_json(path, document)
+    written, problem = write_page(section, path.with_suffix(".md"))
+    done = [f"wrote {file}" for file in (path, written[-1], *written[:-1])]
+    print(markdown(section), *done, *([problem] if problem else []), sep="\n")

@@ -1,4 +1,4 @@
-"""``rosu vision run|table|ablate|diagnose --config FILE [--out DIR] [--key value …]``."""
+"""``rosu vision run|table|ablate|diagnose|audit --config FILE [--out DIR] [--key value …]``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ ACTIONS = {
     "table": "a table of the paper: every method with the same number of trials, selected on validation images",
     "ablate": "components, jacobian (A1, A2), rank, rho, retain_batch",
     "diagnose": "coupling of forget and retain gradients at full batch and by batch size",
+    "audit": "how neutral a mini-batch's direction is for all retain images, by batch size",
 }
 #: Option → the actions that have it.
 _OPTIONS = {
@@ -25,7 +26,8 @@ _OPTIONS = {
     "trials": ("table",),
     "search_seed": ("table",),
     "grid": ("ablate",),
-    "pairs": ("diagnose",),
+    "pairs": ("diagnose", "audit"),
+    "batch_sizes": ("audit",),
     "rhos": ("diagnose",),
     "points": ("diagnose",),
     "retry_failed": ("run", "table", "ablate"),
@@ -66,8 +68,8 @@ def _check_options(options: argparse.Namespace) -> None:
     seeds = options.seeds or []
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: every seed once.")
-    if options.action == "diagnose" and len(seeds) > 1:
-        raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: diagnose measures one split; give one seed.")
+    if options.action in ("diagnose", "audit") and len(seeds) > 1:
+        raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: {options.action} measures one split; give one seed.")
 
 
 def _tasks(
@@ -189,7 +191,26 @@ def _diagnose(options: argparse.Namespace, values: dict[str, Any], seeds: list[i
     return 0
 
 
-_ACTIONS = {"run": _run, "table": _table, "ablate": _ablate, "diagnose": _diagnose}
+def _audit(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) -> int:
+    from ..presentation.audits import orthogonality_section
+    from ..vision.diagnose import audit_vision
+    from .common import present
+    from .progress import stage_bars
+
+    pairs, sizes = 500 if options.pairs is None else options.pairs, options.batch_sizes or ()
+    if options.smoke:
+        pairs, sizes = 3, (2, 8)
+    (seed,) = seeds
+    for task in _tasks(options, values, _protocols(values), seeds):
+        folder = options.out / task.bench.arguments.protocol
+        with stage_bars() as bars:
+            document = audit_vision(task.bench, folder, bars, seed=seed, pairs=pairs, batch_sizes=sizes)
+        assert document is not None  # one process
+        present(document, orthogonality_section(document), folder / "audit_orthogonality.json")
+    return 0
+
+
+_ACTIONS = {"run": _run, "table": _table, "ablate": _ablate, "diagnose": _diagnose, "audit": _audit}
 
 
 def _protocols(values: dict[str, Any]) -> list[str]:
@@ -238,7 +259,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("action", choices=list(ACTIONS), metavar="action", help="run, table, ablate or diagnose")
+    parser.add_argument("action", choices=list(ACTIONS), metavar="action", help="one of those below")
     parser.add_argument("--config", metavar="FILE", help="YAML file, e.g. configs/vision/cifar10_cpu.yaml")
     parser.add_argument("--out", type=Path, default=Path("rosu-vision"), metavar="DIR", help="folder for everything")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="run, table: rows (run: rosu; table: the paper's)")
@@ -248,7 +269,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--grid", metavar="NAMES", help="ablate: components (default), jacobian, rank, rho, retain_batch"
     )
-    parser.add_argument("--pairs", type=int, metavar="N", help="diagnose: mini-batch pairs (16)")
+    parser.add_argument("--pairs", type=int, metavar="N", help="mini-batch pairs (diagnose: 16; audit: 500 per size)")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", metavar="N", help="audit: retain images (64 128 256 …)")
     parser.add_argument("--rhos", type=float, nargs="+", metavar="R", help="diagnose: radii (0.1 0.2 0.4 0.8)")
     parser.add_argument("--points", type=int, metavar="N", help="diagnose: further radii of the curves (8)")
     parser.add_argument(

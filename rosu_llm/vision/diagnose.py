@@ -1,31 +1,44 @@
-"""Coupling of a forget split with what is kept, at full batch and by batch size, before unlearning."""
+"""Before unlearning: how forget and retain gradients are coupled, and how neutral a mini-batch's direction really is.
+
+Both are measured as for text (``rosu diagnose``, ``rosu audit orthogonality``), on images as they are and by
+BatchNorm's running statistics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from ..analysis.coupling.diagnosis import Diagnosis
 from ..analysis.coupling.pairs import CouplingPlan
 from ..analysis.coupling.recipe import measure_trainer
+from ..analysis.orthogonality.audit import AuditSubject, OrthogonalityDocument, measure_orthogonality
+from ..analysis.orthogonality.samples import AuditedSet, OrthogonalityPlan
 from .batches import PlainImages
 from .fit import QUIET, Bench, Progress
 from .settings import VisionConfig
+from .splits import Split
+from .trainer import VisionTrainer
+
+#: The smallest retain batch of an audit; sizes double from there.
+SMALLEST = 64
 
 
 def diagnose_vision(bench: Bench, asked: Mapping[str, Any], *, seed: int, steps: Progress) -> Diagnosis:
-    """Measured as ``rosu diagnose`` does, on images as they are and by BatchNorm's running statistics.
+    """Coupling at full batch and by batch size.
 
     Args:
         asked: fields of :class:`~rosu_llm.analysis.coupling.pairs.CouplingPlan`; those that are None follow settings.
         seed: of the split and the draws.
+        steps: is told how training the model goes, where it is not trained yet.
     """
-    own = bench.arguments
-    model, split = bench.learned(steps), bench.split(seed)
-    config = VisionConfig(
-        **{**QUIET, **bench.common}, output_dir=str(bench.folder), method="rosu", seed=seed, max_steps=1
-    )
-    trainer = bench.unlearner(model, split, own, config)
+    own, split = bench.arguments, bench.split(seed)
+    trainer = _trainer(bench, split, seed, steps)
     follows = {
         "forget_batch_size": min(own.forget_batch_size, len(split.forget)),
         "retain_batch_size": min(own.retain_batch_size, len(split.retain)),
@@ -34,7 +47,64 @@ def diagnose_vision(bench: Bench, asked: Mapping[str, Any], *, seed: int, steps:
         "seed": seed,
     }
     plan = CouplingPlan(**{**follows, **{key: value for key, value in asked.items() if value is not None}})
-    what = "one class" if split.forgotten_class is not None else f"random {own.forget_share:.0%}"
-    name = f"{own.model} of width {own.width} after {own.pretrain_epochs} epochs, {what}"
     parts = (PlainImages(split.forget), PlainImages(split.retain))
-    return measure_trainer(trainer, *parts, plan, name=name)
+    return measure_trainer(trainer, *parts, plan, name=_name(bench, split))
+
+
+def audit_vision(
+    bench: Bench,
+    out: Path,
+    progress: Callable[[str, int, int], None],
+    *,
+    seed: int,
+    pairs: int = 500,
+    batch_sizes: Sequence[int] = (),
+) -> OrthogonalityDocument | None:
+    """ε_orth of mini-batches of growing size: how far from neutral for all retain images their direction is.
+
+    Args:
+        batch_sizes: retain images per batch; empty for 64, 128, … as far as there are images.
+    """
+    own, split = bench.arguments, bench.split(seed)
+    trainer = _trainer(bench, split, seed, lambda done, total: progress("training", done, total))
+    doubled = [SMALLEST << i for i in range(32) if SMALLEST << i <= len(split.retain)] or [len(split.retain)]
+    plan = OrthogonalityPlan(
+        forget=len(split.forget),
+        retain=len(split.retain),
+        forget_batch=min(own.forget_batch_size, len(split.forget)),
+        sizes=tuple(batch_sizes or doubled),
+        pairs=pairs,
+        seed=seed,
+    ).checked()
+    sets = {part: _images(trainer, part, getattr(split, part)) for part in ("forget", "retain")}
+    data = {"forget_data": f"{_forgotten(bench, split)} of {own.data}", "retain_data": "the other images"}
+    subject = AuditSubject(_name(bench, split), bench.identity, data, {"pretrain_seed": own.pretrain_seed})
+    return measure_orthogonality(trainer, sets, plan, subject, out, progress)
+
+
+def _trainer(bench: Bench, split: Split, seed: int, steps: Progress) -> VisionTrainer:
+    """At the model before unlearning."""
+    config = VisionConfig(
+        **{**QUIET, **bench.common}, output_dir=str(bench.folder), method="rosu", seed=seed, max_steps=1
+    )
+    return bench.unlearner(bench.learned(steps), split, bench.arguments, config)
+
+
+def _forgotten(bench: Bench, split: Split) -> str:
+    return "one class" if split.forgotten_class is not None else f"random {bench.arguments.forget_share:.0%}"
+
+
+def _name(bench: Bench, split: Split) -> str:
+    own = bench.arguments
+    return f"{own.model} of width {own.width} after {own.pretrain_epochs} epochs, {_forgotten(bench, split)}"
+
+
+def _images(trainer: VisionTrainer, part: str, rows: Tensor) -> AuditedSet:
+    """One unit of loss for each image."""
+    images = PlainImages(rows)
+
+    def loss(numbers: Sequence[int]) -> Tensor:
+        batch = trainer.to_device(trainer.data_collator([images[i] for i in numbers]))
+        return trainer.window_loss(part).share(trainer.model_wrapped, batch, 1.0)()
+
+    return AuditedSet(np.ones(len(rows)), loss, hashlib.sha256(rows.numpy().tobytes()).hexdigest())

@@ -15,15 +15,17 @@ import torch
 import torch.nn.functional as functional
 
 from rosu_llm import ROSUConfig
+from rosu_llm.analysis.orthogonality.samples import draw_pair
 from rosu_llm.cli.main import main
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.experiments.attempt import Unobserved, train_quietly
 from rosu_llm.presentation.vision import vision_section, write_vision
 from rosu_llm.vision.ablate import run_ablation, vision_grid
-from rosu_llm.vision.batches import normalised
+from rosu_llm.vision.batches import ImagePairs, normalised
+from rosu_llm.vision.diagnose import audit_vision
 from rosu_llm.vision.fit import QUIET
 from rosu_llm.vision.metrics import predictions
-from rosu_llm.vision.rows import PAPER_ROWS, ROWS, TRIALS, given_settings, trials
+from rosu_llm.vision.rows import PAPER_ROWS, ROWS, TRIALS, default_settings, given_settings, trials
 from rosu_llm.vision.settings import VisionArguments, VisionConfig, build_vision
 from rosu_llm.vision.table import dataset_name, paper_figures, run_table
 from rosu_llm.vision.task import VisionTask
@@ -97,6 +99,40 @@ def test_what_the_user_fixes_no_row_changes() -> None:
     ):
         with pytest.raises(ConfigError, match=f"the grid '{name}' sets {key} itself"):
             vision_grid(name, "random", {key: value})
+
+
+def test_a_list_is_what_a_search_tries_in_place_of_the_rows_own() -> None:
+    written: tuple[Any, ...] = ("[0.1, 2e-1, 0.1]", [0.1, "2e-1"])  # as a flag, and from a file
+    for values in written:
+        given = given_settings({"rho": values, "num_train_epochs": 2}, ["rosu", "ft"], search=True)
+        assert given == {"rho": (0.1, 0.2), "num_train_epochs": 2}
+        tried = [(own["learning_rate"], own["rho"]) for own in trials("rosu", "random", 8, given)]
+        assert tried == [(0.01, 0.1), (0.01, 0.2), (0.03, 0.1), (0.03, 0.2)]
+        assert default_settings("rosu", "random", given)["rho"] == 0.2
+        assert all("rho" not in own for own in trials("ft", "random", 8, given))
+        with pytest.raises(ConfigError, match="rho="):
+            given_settings({"rho": values}, ["rosu"])  # nothing is searched: one value
+    with pytest.raises(ConfigError, match="leaves nothing to try"):
+        given_settings({"rho": []}, ["rosu"], search=True)
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_augmentation_is_off_for_all_training_or_none(
+    augment: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    class Watched(ImagePairs):
+        def __init__(self, *parts: Any, augment: bool = True, **more: Any) -> None:
+            seen.append(augment)
+            super().__init__(*parts, augment=augment, **more)
+
+    monkeypatch.setattr("rosu_llm.vision.fit.ImagePairs", Watched)
+    toy = VisionTask({**toy_settings({"protocol": "random"}), "augment": augment}, tmp_path / "models", toy_images())
+    document = run_table(toy, ["rosu"], [0], tmp_path, Unobserved())
+    assert seen == [augment] * 3 and not document["rows"][-1]["errors"]  # learned, retrained, unlearned
+    with pytest.raises(ConfigError, match="augment belongs to the task"):
+        toy.check([{"augment": not augment}], [0])
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +346,33 @@ def test_a_refreshed_memory_is_the_gradient_of_all_retain_images(task: VisionTas
     assert len(seen) == -(-trainer.state.global_step // 2)
 
 
+def test_the_orthogonality_of_images_against_plain_gradients(task: VisionTask, tmp_path: Path) -> None:
+    """ε_orth and its bound of every pair, from batch gradients of a twin in evaluation mode."""
+    split = task.bench.split(0)
+    document = audit_vision(task.bench, tmp_path, lambda *_: None, seed=0, pairs=3, batch_sizes=(4, 16))
+    assert document is not None and document["retain_samples"] == len(split.retain)
+    twin = task.bench.learned(lambda done, total: None).double().eval()
+    train = task.bench.train
+
+    def gradient(rows: torch.Tensor) -> torch.Tensor:
+        pixels = normalised(train.pixels[rows], *task.bench.statistics).double()
+        loss = functional.cross_entropy(twin(pixels).logits, train.labels[rows])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(twin.parameters()))])
+
+    whole = gradient(split.retain)
+    for cell in document["cells"]:
+        for pair in range(3):
+            size = cell["retain_batch_size"]
+            forget_batch = document["forget_batch_size"]
+            forget, retain = draw_pair(0, pair, (len(split.forget), forget_batch), (len(split.retain), size))
+            f, r = gradient(split.forget[forget]), gradient(split.retain[retain])
+            q = f - (f @ r) / (r @ r) * r
+            error = float((whole @ q).abs() / (whole.norm() * q.norm()))
+            assert cell["samples"]["eps_orth"][pair] == pytest.approx(error, rel=1e-3, abs=1e-6)
+            bound = float((whole - r).norm() / whole.norm())
+            assert cell["samples"]["bound"][pair] == pytest.approx(bound, rel=1e-4)
+
+
 def test_every_setting_of_vision_is_documented() -> None:
     page = (ROOT / "docs" / "vision.md").read_text(encoding="utf-8")
     own = {f.name for f in dataclasses.fields(VisionConfig)} - {f.name for f in dataclasses.fields(ROSUConfig)}
@@ -317,7 +380,7 @@ def test_every_setting_of_vision_is_documented() -> None:
         assert f"`{name}`" in page, name
 
 
-@pytest.mark.parametrize("action", ["run", "diagnose"])
+@pytest.mark.parametrize("action", ["run", "diagnose", "audit"])
 def test_the_verb_runs_at_toy_size(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(ROOT / "configs/vision/cifar10_cpu.yaml")
     assert main(["vision", action, "--config", config, "--protocol", "random", "--smoke", "--out", str(tmp_path)]) == 0
@@ -326,6 +389,10 @@ def test_the_verb_runs_at_toy_size(action: str, tmp_path: Path, capsys: pytest.C
         content: dict[str, Any] = json.loads((tmp_path / "vision_run_random.json").read_text())
         assert [row["name"] for row in content["rows"]] == ["before", "retrain", "rosu"]
         assert "ROSU" in shown and (tmp_path / "run_random.tex").is_file()
+    elif action == "audit":
+        found = json.loads((tmp_path / "random" / "audit_orthogonality.json").read_text())
+        assert [cell["retain_batch_size"] for cell in found["cells"]] == [2, 8] and "ε_orth" in shown
+        assert (tmp_path / "random" / "audit_orthogonality.png").is_file()
     else:
         found = json.loads((tmp_path / "random" / "diagnosis.json").read_text())
         assert found["full_batch"]["curve"] and "over all samples" in shown
@@ -366,6 +433,10 @@ def test_an_ablation_has_a_curve_by_epoch_that_ends_at_its_figures(tmp_path: Pat
         (["diagnose", "--smoke", "--retry-failed"], "--retry-failed belongs to"),
         (["diagnose", "--smoke", "--seeds", "0", "1"], "give one seed"),
         (["table", "--smoke", "--seeds", "0", "0"], "every seed once"),
+        (["table", "--smoke", "--rho", "[]"], "leaves nothing to try"),
+        (["run", "--smoke", "--rho", "[0.1, 0.2]"], "rho="),
+        (["diagnose", "--smoke", "--batch-sizes", "4"], "--batch-sizes belongs to rosu vision audit"),
+        (["audit", "--smoke", "--seeds", "0", "1"], "give one seed"),
     ],
 )
 def test_bad_input_is_one_line(

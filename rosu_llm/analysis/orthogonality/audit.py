@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -19,11 +20,12 @@ import torch
 from ... import __version__
 from ...errors import ConfigError
 from ...evaluation.model_identity import find_model, identity
-from ...recipes.prepare import Prepared, prepare
+from ...recipes.prepare import prepare
 from ...recipes.run import instead_of_training
 from ...recipes.settings import WITHOUT_OUTPUT, Recipe, build
 from ...training.preflight import preflight
 from ...training.presets import WITHOUT_UNSEEN
+from ...training.trainer import ROSUMixin
 from ...training.window import PARTS
 from .gradients import Progress, choose_route, pair_source
 from .pairs import PairStore, cells, pair_error, stored_conditions
@@ -62,6 +64,23 @@ class OrthogonalityDocument(TypedDict):
     versions: dict[str, str]
 
 
+@dataclass(frozen=True)
+class AuditSubject:
+    """What is audited.
+
+    Attributes:
+        name: of the model, for people.
+        identity: which weights these are.
+        data: ``forget_data`` and ``retain_data``, for people; the samples themselves have a digest.
+        settings: those on which gradients depend.
+    """
+
+    name: str | None
+    identity: Any
+    data: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
 def audit_orthogonality(
     values: Mapping[str, Any],
     out: Path,
@@ -98,7 +117,29 @@ def audit_orthogonality(
         pairs=pairs,
         seed=config.seed,
     ).checked()
-    result = instead_of_training(trainer, lambda: _measure(prepared, sets, plan, per_sample, out, progress))
+    arguments = recipe.arguments
+    settings = {**vars(trainer.args), **vars(arguments)}
+    subject = AuditSubject(
+        arguments.model_name_or_path,
+        identity(find_model(str(arguments.model_name_or_path))),
+        {"forget_data": arguments.forget_data, "retain_data": arguments.retain_data},
+        {name: settings[name] for name in _SETTINGS},
+    )
+    return measure_orthogonality(trainer, sets, plan, subject, out, progress, per_sample=per_sample)
+
+
+def measure_orthogonality(
+    trainer: ROSUMixin,
+    sets: Mapping[str, AuditedSet],
+    plan: OrthogonalityPlan,
+    subject: AuditSubject,
+    out: Path,
+    progress: Progress,
+    *,
+    per_sample: str = "auto",
+) -> OrthogonalityDocument | None:
+    """The same for a trainer at hand; ``sets`` are its ``forget`` and ``retain`` samples."""
+    result = instead_of_training(trainer, lambda: _measure(trainer, sets, plan, subject, per_sample, out, progress))
     return result if trainer.is_world_process_zero() else None
 
 
@@ -122,25 +163,24 @@ def _check(recipe: Recipe) -> None:
 
 
 def _measure(
-    prepared: Prepared,
+    trainer: ROSUMixin,
     sets: Mapping[str, AuditedSet],
     plan: OrthogonalityPlan,
+    subject: AuditSubject,
     per_sample: str,
     out: Path,
     progress: Progress,
 ) -> OrthogonalityDocument:
-    trainer, arguments = prepared.trainer, prepared.recipe.arguments
     first = trainer.is_world_process_zero()
     shown = progress if first else lambda *_: None
     path, matrix = out / "audit_orthogonality.jsonl", out / "audit_orthogonality.safetensors"
     begun, space = stored_conditions(path), trainer.parameter_space()
     started = None if begun is None else str(begun.get("route"))
     route = choose_route(trainer, space, plan.forget + plan.retain, per_sample=per_sample, begun=started)
-    settings = {**vars(trainer.args), **vars(arguments)}
     conditions: dict[str, Any] = {
-        "model": identity(find_model(str(arguments.model_name_or_path))),
+        "model": subject.identity,
         **{name: samples.digest for name, samples in sets.items()},
-        "settings": {name: settings[name] for name in _SETTINGS},
+        "settings": dict(subject.settings),
         "seed": plan.seed,
         "forget_batch_size": plan.forget_batch,
         "route": route,
@@ -158,11 +198,10 @@ def _measure(
             shown("mini-batch pairs", done, len(plan.keys))
         matrix.unlink(missing_ok=True)
     assert store.full_norm is not None
-    data = {"forget_data": arguments.forget_data, "retain_data": arguments.retain_data}
     return {
         "schema": SCHEMA,
-        "model": arguments.model_name_or_path,
-        "config": {**data, **conditions["settings"]},
+        "model": subject.name,
+        "config": {**subject.data, **subject.settings},
         "seed": plan.seed,
         "pairs": plan.pairs,
         "forget_batch_size": plan.forget_batch,
