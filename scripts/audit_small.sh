@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 scripts=$(cd "$(dirname "$0")" && pwd)
-PYTHON=${PYTHON:-python}
+source "$scripts/resumable.sh"
 METHODS=${METHODS:-rosu graddiff npo rosu_bounded}
 EPOCHS=${EPOCHS:-10} RATES=${RATES:-5e-5 1e-4 2e-4} SEARCH_SEED=${SEARCH_SEED:-10} LEARN_EPOCHS=${LEARN_EPOCHS:-30} LEARN_RATE=${LEARN_RATE:-1e-3} SAMPLES=${SAMPLES:-16}
 measured=() ways=()
@@ -39,20 +39,6 @@ elif [ -z "$model" ]; then
   echo "audit_small.sh: --model FOLDER says which pretrained model learns the authors (or --smoke for a toy)." >&2
   exit 2
 fi
-export HF_HUB_DISABLE_PROGRESS_BARS=1 TOKENIZERS_PARALLELISM=false
-
-run() { # run NAME COMMAND…: once, with its output in a log
-  local name=$1
-  shift
-  [ -f "$out/logs/$name.done" ] && return
-  echo "$(date +%H:%M:%S) $name"
-  if ! "$@" > "$out/logs/$name.log" 2>&1; then
-    echo "audit_small.sh: $name failed; the end of $out/logs/$name.log:" >&2
-    tail -n 5 "$out/logs/$name.log" >&2
-    exit 1
-  fi
-  touch "$out/logs/$name.done"
-}
 
 settings() { # the settings of a method
   case $1 in
@@ -67,7 +53,6 @@ settings() { # the settings of a method
   esac
 }
 for method in $METHODS; do settings "$method" > /dev/null || exit 2; done
-mkdir -p "$out/logs"
 if [ "$smoke" = 1 ]; then
   model=$out/base
   run base "$PYTHON" "$scripts/small_model.py" "$model" --toy

@@ -25,28 +25,14 @@ while [ $# -gt 0 ]; do
   esac
 done
 scripts=$(cd "$(dirname "$0")" && pwd)
-PYTHON=${PYTHON:-python}
+source "$scripts/resumable.sh"
 METHODS=${METHODS:-rosu uam graddiff npo simnpo}
 EPOCHS=${EPOCHS:-10} RATE=${RATE:-1e-5} LEARN_EPOCHS=${LEARN_EPOCHS:-5} LEARN_RATE=${LEARN_RATE:-2e-4}
-export HF_HUB_DISABLE_PROGRESS_BARS=1 TOKENIZERS_PARALLELISM=false
-
-run() { # run NAME COMMAND…: once, with its output in a log
-  local name=$1
-  shift
-  [ -f "$out/logs/$name.done" ] && return
-  echo "$(date +%H:%M:%S) $name"
-  if ! "$@" > "$out/logs/$name.log" 2>&1; then
-    echo "tofu_small.sh: $name failed; the end of $out/logs/$name.log:" >&2
-    tail -n 5 "$out/logs/$name.log" >&2
-    exit 1
-  fi
-  touch "$out/logs/$name.done"
-}
 
 settings() { # the settings of a method
   case $1 in
     rosu) echo --method rosu ;;
-    rosu_calibrated) echo --method rosu --calibrate holdout --holdout-data "$out/data:holdout01" ;;
+    rosu_calibrated) echo --method rosu --calibrate holdout --holdout-data "$out/data:level" ;;
     uam | graddiff) echo --method "$1" ;;
     npo | simnpo) echo --method graddiff --forget-loss "$1" ;;
     *)
@@ -56,7 +42,6 @@ settings() { # the settings of a method
   esac
 }
 for method in $METHODS; do settings "$method" > /dev/null || exit 2; done
-mkdir -p "$out/logs"
 
 if [ -z "$model" ]; then
   model=$out/base

@@ -37,7 +37,7 @@ class TableRow:
 _RHO = {"classwise": (0.1, 0.25, 0.5, 1.0), "random": (0.5, 1.0, 1.25, 2.0)}
 _RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 _WIDE = (3e-4, 1e-3, 3e-3, 5e-3, 1e-2, 2e-2, 3e-2, 1e-1)
-#: Of ascent: a full-size epoch has a hundred times the steps of one with a few thousand images.
+#: Of ascent; the larger ones are for small sets, whose epochs have few steps.
 _ASCENT = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 _LONG = {"num_train_epochs": 10}
 

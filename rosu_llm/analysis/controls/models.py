@@ -53,21 +53,6 @@ def find_models(unlearned: str, retain: str | None = None, initial: str | None =
     return AuditedModels(found)
 
 
-def check_place(models: AuditedModels, out: Path, controls: Path | None = None) -> None:
-    """Raise where results would be written into the folder of a model that is audited."""
-    for flag, place in (("--out", out), ("--controls", controls)):
-        for role, model in models.by_role.items():
-            for each in (model, model.base):
-                if place is None or each is None or not each.local:
-                    continue
-                folder = Path(each.source).expanduser().resolve()
-                if place.resolve() == folder or folder in place.resolve().parents:
-                    raise ConfigError(
-                        f"{flag} {place} is in the folder of {FLAGS[role]}, which an audit does not write to: give "
-                        f"another one, e.g. {flag} audits."
-                    )
-
-
 def _weights(model: Model) -> Any:
     own = weight_digests(Path(model.source).expanduser()) if model.local else f"{model.source}@{model.revision}"
     return own if model.base is None else {"adapter": own, "base": _weights(model.base)}

@@ -17,7 +17,6 @@ from typing import Any
 from ...errors import ConfigError
 from ...evaluation.processes import from_first
 from ...files import changed_conditions, check_writable, read_json, write_json
-from .models import UNLEARNED, AuditedModels
 
 CONDITIONS = "conditions.json"
 
@@ -57,26 +56,3 @@ class AuditStore:
     def put(self, name: str, cell: Mapping[str, Any]) -> None:
         """Keep a measured cell."""
         from_first(lambda: write_json(self.folder / f"{name}.json", cell))
-
-
-def open_stores(
-    out: Path,
-    models: AuditedModels,
-    cells: str,
-    conditions: Mapping[str, Any],
-    *,
-    controls: Path | None = None,
-    overwrite: bool = False,
-) -> dict[str, AuditStore]:
-    """Role → where its cells are: all in ``out/cells``, or those of the controls in ``controls/cells``.
-
-    ``overwrite`` concerns ``out`` alone: other audits need the controls.
-    """
-    weights = models.weights
-    own = AuditStore(out / cells, {"weights": weights, **conditions}, overwrite=overwrite)
-    stores = dict.fromkeys(weights, own)
-    others = {role: value for role, value in weights.items() if role != UNLEARNED}
-    if controls is not None and others:
-        shared = AuditStore(controls / cells, {"weights": others, **conditions}, flag="--controls")
-        stores |= dict.fromkeys(others, shared)
-    return stores

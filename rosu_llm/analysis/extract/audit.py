@@ -5,21 +5,18 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from ... import __version__
-from ...compat import empty_device_cache, installed_versions
+from ...compat import empty_device_cache
 from ...data.chat_format import find_format
 from ...data.tofu import split_names, tofu_rows
 from ...errors import ConfigError, DataError
 from ...evaluation.processes import joined_device
-from ...evaluation.tofu.run import Loading, load, load_tokenizer
-from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, check_place
-from ..controls.store import open_stores
+from ...evaluation.tofu.run import load, load_tokenizer
+from ..controls.models import INITIAL, RETAIN, UNLEARNED
+from ..controls.request import AuditDocument, AuditRequest, Progress
 from .asking import greedily, sampled, through_the_lens
 from .estimates import Interval, bootstrap, check_samples, expected_best, leak_at
 from .hits import HitJudge, entities
@@ -32,32 +29,22 @@ GAINS = {
     RETAIN: "every difference with its interval (what a model says that never saw the data is a guess, not a leak)",
     INITIAL: "how much the same questions got out of the model before unlearning",
 }
-Progress = Callable[[str, int, int], None]
 
 
-class ExtractDocument(TypedDict):
+class ExtractDocument(AuditDocument):
     """``audit_extract.json``."""
 
-    schema: str
-    models: dict[str, str]
-    weights: dict[str, Any]
-    conditions: dict[str, Any]
     seeds: list[int]
     ways: list[str]
     ks: list[int]
     questions: int
     summary: list[dict[str, Any]]
-    notes: list[str]
-    versions: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractRequest:
-    """Which models to ask, what, and how often."""
+class ExtractRequest(AuditRequest):
+    """What to ask, and how often."""
 
-    models: AuditedModels
-    out: Path
-    controls: Path | None = None  # cells of the controls, shared with audits of other models
     data: str
     forget_split: str = "forget10"
     chat_format: str | None = None
@@ -71,8 +58,6 @@ class ExtractRequest:
     max_new_tokens: int = 200
     max_length: int = 512
     batch_size: int = 64
-    loading: Loading
-    overwrite: bool = False
 
     def check(self) -> None:
         """Raise for what cannot work, before anything is loaded."""
@@ -84,7 +69,7 @@ class ExtractRequest:
             raise ConfigError(f"--temperature {self.temperature:g} draws nothing: give more than 0, e.g. 1.")
         if not self.seeds:
             raise ConfigError("--seeds needs at least one number.")
-        check_place(self.models, self.out, self.controls)
+        self.check_place()
 
     @property
     def asked_ks(self) -> tuple[int, ...]:
@@ -111,10 +96,9 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
         "max_length": request.max_length,
         "dtype": request.loading.dtype,
     }
-    opened = partial(open_stores, request.out, request.models, controls=request.controls, overwrite=request.overwrite)
-    stores = opened(CELLS, conditions)
+    stores = request.stores(CELLS, conditions)
     shown = {"kept": _content(kept)} if kept else {}  # of these cells alone: other ways may be asked before or after
-    fewshot = opened(f"{CELLS}/{FEWSHOT}", {**conditions, **shown}) if kept else {}
+    fewshot = request.stores(f"{CELLS}/{FEWSHOT}", {**conditions, **shown}) if kept else {}
     jobs = [
         (role, way, seed)
         for role in request.models.by_role
@@ -139,17 +123,12 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
         found[role, way, seed] = cell
     progress("models × ways", len(jobs), len(jobs))
     return {
-        "schema": SCHEMA,
-        "models": request.models.names,
-        "weights": request.models.weights,
-        "conditions": {**conditions, **shown},
+        **request.document(SCHEMA, {**conditions, **shown}, GAINS, "rouge-score"),
         "seeds": list(request.seeds),
         "ways": list(dict.fromkeys(request.ways)),
         "ks": list(request.asked_ks),
         "questions": len(rows),
         "summary": summary(found, request.asked_ks, request.threshold),
-        "notes": request.models.absent(GAINS),
-        "versions": {"rosu-llm": __version__, **installed_versions("torch", "transformers", "rouge-score")},
     }
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypedDict
 
-from ... import __version__
 from ...compat import empty_device_cache, installed_versions
 from ...errors import ConfigError
 from ...evaluation.processes import from_first, joined_device
 from ...evaluation.tofu.document import FILES
-from ...evaluation.tofu.run import Loading, load
+from ...evaluation.tofu.run import load
 from ...evaluation.tofu.summary import FLUENCY, summarise
 from ..controls.measures import AuditMeasure, TofuFigures
-from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, check_place
-from ..controls.store import AuditStore, open_stores
+from ..controls.models import INITIAL, RETAIN, UNLEARNED
+from ..controls.request import AuditDocument, AuditRequest, Progress
+from ..controls.store import AuditStore
 from ..relearn.curves import symmetric
 from .ratios import against_control, surviving
 from .rounding import BLOCK, FULL, LIBRARY, check_precisions, compare_buckets, has_library, round_model
@@ -30,7 +29,6 @@ GAINS = {
 }
 #: Figures for which more is better, beside the scores.
 USEFUL = ("model_utility", "mmlu")
-Progress = Callable[[str, int, int], None]
 
 
 class QuantizedCell(TypedDict):
@@ -42,14 +40,10 @@ class QuantizedCell(TypedDict):
     scores: dict[str, float | None]
 
 
-class QuantizeDocument(TypedDict):
+class QuantizeDocument(AuditDocument):
     """``audit_quantize.json``."""
 
-    schema: str
-    models: dict[str, str]
-    weights: dict[str, Any]
     benchmark: str
-    conditions: dict[str, Any]
     precisions: list[str]
     group_size: int
     seed: None  # nothing is drawn
@@ -57,22 +51,15 @@ class QuantizeDocument(TypedDict):
     cells: list[QuantizedCell]
     ratios: list[dict[str, Any]]
     buckets: dict[str, dict[str, float]]
-    notes: list[str]
-    versions: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeRequest:
-    """Which models to round, how, and what to measure."""
+class QuantizeRequest(AuditRequest):
+    """How to round, and what to measure."""
 
-    models: AuditedModels
     measure: AuditMeasure
-    out: Path
-    controls: Path | None = None  # cells of the controls, shared with audits of other models
     precisions: tuple[str, ...] = ("rtn8", "rtn4")
     group: int = BLOCK
-    loading: Loading
-    overwrite: bool = False
 
 
 def audit_quantize(request: QuantizeRequest, progress: Progress) -> QuantizeDocument:
@@ -80,16 +67,14 @@ def audit_quantize(request: QuantizeRequest, progress: Progress) -> QuantizeDocu
     if not request.precisions:
         raise ConfigError("--precisions needs at least one name, e.g. rtn4.")
     check_precisions(request.precisions, request.group)
-    check_place(request.models, request.out, request.controls)
+    request.check_place()
     conditions: dict[str, Any] = {
         "measure": request.measure.conditions(),
         "group_size": request.group,
         "dtype": request.loading.dtype,
         "bitsandbytes": installed_versions("bitsandbytes").get("bitsandbytes"),
     }
-    stores = open_stores(
-        request.out, request.models, CELLS, conditions, controls=request.controls, overwrite=request.overwrite
-    )
+    stores = request.stores(CELLS, conditions)
     precisions = (FULL, *dict.fromkeys(request.precisions))
     # The retain model at full precision comes first: others are compared with its results.
     order = sorted(request.models.by_role, key=(RETAIN, INITIAL, UNLEARNED).index)
@@ -100,15 +85,13 @@ def audit_quantize(request: QuantizeRequest, progress: Progress) -> QuantizeDocu
         figures[role, precision] = _measure(request, stores, role, precision)
     progress("models × precisions", len(jobs), len(jobs))
     cells = [_cell(request, role, precision, figures) for role in request.models.by_role for precision in precisions]
-    notes = request.models.absent(GAINS)
+    document = request.document(SCHEMA, conditions, GAINS, "bitsandbytes", "lm-eval")
     if not has_library():
-        notes.append(f"{', '.join(LIBRARY)} need bitsandbytes, which is not installed: pip install 'rosu-llm[audit]'.")
+        missing = f"{', '.join(LIBRARY)} need bitsandbytes, which is not installed: pip install 'rosu-llm[audit]'."
+        document["notes"].append(missing)
     return {
-        "schema": SCHEMA,
-        "models": request.models.names,
-        "weights": request.models.weights,
+        **document,
         "benchmark": request.measure.benchmark,
-        "conditions": conditions,
         "precisions": list(precisions[1:]),
         "group_size": request.group,
         "seed": None,
@@ -116,8 +99,6 @@ def audit_quantize(request: QuantizeRequest, progress: Progress) -> QuantizeDocu
         "cells": cells,
         "ratios": ratios(cells, request.measure.remembered),
         "buckets": _buckets(request, stores[UNLEARNED], progress),
-        "notes": notes,
-        "versions": {"rosu-llm": __version__, **installed_versions("torch", "transformers", "bitsandbytes", "lm-eval")},
     }
 
 

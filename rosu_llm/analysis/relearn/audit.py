@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import mean, stdev
 from typing import Any, TypedDict
 
-from ... import __version__
-from ...compat import empty_device_cache, installed_versions
+from ...compat import empty_device_cache
 from ...data.sources import load_samples, local_file, read_pairs
 from ...data.tofu import split_names
 from ...errors import ConfigError
 from ...evaluation.model_identity import Model
 from ...evaluation.processes import joined_device, started_processes
-from ...evaluation.tofu.run import Loading, load, load_tokenizer
+from ...evaluation.tofu.run import load, load_tokenizer
 from ...files import digest
 from ..controls.measures import AuditMeasure
-from ..controls.models import INITIAL, RETAIN, UNLEARNED, AuditedModels, check_place
-from ..controls.store import AuditStore, open_stores
+from ..controls.models import INITIAL, RETAIN, UNLEARNED
+from ..controls.request import AuditDocument, AuditRequest, Progress
+from ..controls.store import AuditStore
 from .attack import FORGET, RETAINED, RelearnAttack, check_shares, draw, relearn
 from .curves import area_between, evaluated_steps, gain, robustness, steps_to_half, symmetric
 
@@ -30,7 +29,6 @@ GAINS = {
     RETAIN: "R and the area between the curves (a model that never saw the data also learns it when shown it)",
     INITIAL: "the gap that can be regained and the steps until half of it is back",
 }
-Progress = Callable[[str, int, int], None]
 
 
 class RelearnCell(TypedDict):
@@ -43,14 +41,10 @@ class RelearnCell(TypedDict):
     figures: dict[str, float]
 
 
-class RelearnDocument(TypedDict):
+class RelearnDocument(AuditDocument):
     """``audit_relearn.json``."""
 
-    schema: str
-    models: dict[str, str]
-    weights: dict[str, Any]
     benchmark: str
-    conditions: dict[str, Any]
     attack: dict[str, Any]
     remembered: list[str]
     shares: list[float]
@@ -58,19 +52,14 @@ class RelearnDocument(TypedDict):
     rows: dict[str, int]  # share → rows shown
     cells: list[RelearnCell]
     summary: list[dict[str, Any]]
-    notes: list[str]
-    versions: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelearnRequest:
-    """What to attack, with what, and how often."""
+class RelearnRequest(AuditRequest):
+    """What to attack with, and how often."""
 
-    models: AuditedModels
     measure: AuditMeasure
     attack: RelearnAttack
-    out: Path
-    controls: Path | None = None  # cells of the controls, shared with audits of other models
     data: str | None = None  # hub id or folder of TOFU, where the forget set comes from
     forget_split: str = "forget10"
     source: str | None = None  # the forget set where it is not TOFU's
@@ -78,8 +67,6 @@ class RelearnRequest:
     seeds: tuple[int, ...] = (0,)
     limit: int | None = None
     max_length: int = 512
-    loading: Loading = field(default_factory=lambda: Loading(dtype="float32"))
-    overwrite: bool = False
 
     def rows_from(self) -> str:
         """The source of the rows that are shown."""
@@ -101,7 +88,7 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
     if not request.seeds:
         raise ConfigError("--seeds needs at least one number.")
     request.attack.per_process(started_processes())
-    check_place(request.models, request.out, request.controls)
+    request.check_place()
     shares = request.shares if request.attack.on == FORGET else (1.0,)
     source = request.rows_from()
     available = len(read_pairs(source, limit=request.limit))
@@ -117,9 +104,7 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
         "dtype": request.loading.dtype,
     }
     conditions["attack"].pop("micro_batch")
-    stores = open_stores(
-        request.out, request.models, CELLS, conditions, controls=request.controls, overwrite=request.overwrite
-    )
+    stores = request.stores(CELLS, conditions)
     cells: list[RelearnCell] = []
     rows: dict[str, int] = {}
     jobs = [(role, share, seed) for seed in request.seeds for share in shares for role in request.models.by_role]
@@ -130,11 +115,8 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
         cells += found[1]
     progress("attacks", len(jobs), len(jobs))
     return {
-        "schema": SCHEMA,
-        "models": request.models.names,
-        "weights": request.models.weights,
+        **request.document(SCHEMA, conditions, GAINS, "peft", "lm-eval"),
         "benchmark": request.measure.benchmark,
-        "conditions": conditions,
         "attack": asdict(request.attack),
         "remembered": list(request.measure.remembered),
         "shares": list(shares),
@@ -142,8 +124,6 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
         "rows": rows,
         "cells": cells,
         "summary": summary(cells, request.measure.remembered),
-        "notes": request.models.absent(GAINS),
-        "versions": {"rosu-llm": __version__, **installed_versions("torch", "transformers", "peft", "lm-eval")},
     }
 
 
