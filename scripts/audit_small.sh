@@ -29,7 +29,7 @@ done
 scripts=$(cd "$(dirname "$0")" && pwd)
 source "$scripts/resumable.sh"
 METHODS=${METHODS:-rosu graddiff npo rosu_bounded}
-EPOCHS=${EPOCHS:-10} RATES=${RATES:-5e-5 1e-4 2e-4} SEARCH_SEED=${SEARCH_SEED:-10} LEARN_EPOCHS=${LEARN_EPOCHS:-30} LEARN_RATE=${LEARN_RATE:-1e-3} SAMPLES=${SAMPLES:-16}
+EPOCHS=${EPOCHS:-10} RATES=${RATES:-2e-5 5e-5 1e-4 2e-4 5e-4} SEARCH_SEED=${SEARCH_SEED:-10} LEARN_EPOCHS=${LEARN_EPOCHS:-30} LEARN_RATE=${LEARN_RATE:-1e-3} SAMPLES=${SAMPLES:-16}
 measured=() ways=()
 new=60 tries="--share 0.25 1 --steps 16 --learning-rate 1e-4 --batch-size 8"
 if [ "$smoke" = 1 ]; then

@@ -84,6 +84,9 @@ class _Passed:
 
 logger = logging.getLogger(__name__)
 
+#: Coefficients from here on are refused.
+LARGEST = 1e30
+
 Closure = Callable[[], Tensor]
 
 #: Given the losses at w and δ, what is to be subtracted from v (amplification through the optimizer).
@@ -250,6 +253,7 @@ class StepEngine:
         protected = self._protected(gram, len(samples))
         if not rule.perturbs:
             vector = rule.outer(gram, None)
+            check_coefficients(vector)
             space.write_gradient(vector)
             return Outcome(losses, gram, vector=vector, protected=protected)
 
@@ -266,6 +270,7 @@ class StepEngine:
         inner = rule.inner(gram, rho() if callable(rho) else rho)
         realized: Realized | None = None
         if not inner.fallback:
+            check_coefficients(inner.delta)
             with (
                 space.perturbed(inner.delta, precise=inner.precise, seed=seed) as realized,
                 frozen_statistics(self._module),
@@ -284,6 +289,7 @@ class StepEngine:
                         states[part].restore()
                         space.hessian_product(window[part], towards, into=HESSIAN[part])
         vector = rule.outer(gram, inner)
+        check_coefficients(vector)
         amplified, ratio = Vector(), None
         if amplification is not None and rule.pulls and not inner.fallback:
             amplified = amplification(losses, inner)
@@ -386,3 +392,17 @@ class StepEngine:
         if self.rule.refreshes and not isfinite(gram.products[MEMORY, MEMORY]):
             del self.space.memory[MEMORY]  # it overflowed, too: due again at the next step
         return Outcome(losses, gram, skipped=True)
+
+
+def check_coefficients(vector: Vector) -> None:
+    """Raise where a coefficient is beyond float32, in which gradients are combined; some room is left for loss scales.
+
+    Projections off a gradient divide by its length: 10²⁰ off one of 10⁻¹⁸ needs such a coefficient.
+    """
+    for name, value in vector.coefficients.items():
+        if not abs(value) < LARGEST:
+            raise NonFiniteError(
+                f"The gradient {name} has all but vanished beside the others: the step would take {value:.1e} times "
+                "it, which float32 cannot hold. The weights were left as they were. Usually training has diverged: "
+                "lower learning_rate or rho."
+            )

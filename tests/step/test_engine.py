@@ -205,6 +205,20 @@ def test_infinite_gradient_with_finite_loss_is_one_clear_error() -> None:
     assert torch.equal(flat(model.parameters()), before)
 
 
+@pytest.mark.parametrize("method", ["pcgrad", "gu"])
+def test_a_coefficient_beyond_float32_is_one_clear_error(method: str) -> None:
+    """A forget gradient of 10²⁰ beside a retain gradient of 10⁻¹⁸, as after training diverged."""
+    model = CleanLM()
+    before = flat(model.parameters())
+    step = UnlearningStep(model, torch.optim.SGD(model.parameters(), lr=0.1), method=method)
+    weight = model.out.weight
+    forget, retain = [lambda: 1e20 * weight.sum()], [lambda: 1e-18 * (weight[0].sum() + model.out.bias.sum())]
+    given = {"samples": retain} if method == "gu" else {}
+    with pytest.raises(NonFiniteError, match=r"has all but vanished beside the others: the step would take .*e\+3"):
+        step(forget, retain, **given)
+    assert torch.equal(flat(model.parameters()), before)
+
+
 def test_missing_part_is_one_clear_error() -> None:
     model = CleanLM()
     engine = StepEngine(build_rule("rosu"), LocalSpace(model.parameters()))
