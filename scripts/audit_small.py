@@ -17,49 +17,74 @@ from typing import Any
 
 from rosu_llm.files import read_json, write_atomically
 
-
-def relearned(key: str, metric: str = "forget_Q_A_Prob") -> Callable[[dict[str, Any]], float]:
-    """A figure of the largest share."""
-
-    def find(found: dict[str, Any]) -> float:
-        lines = [line for line in found["relearn"]["summary"] if line["metric"] == metric]
-        return float(max(lines, key=lambda line: line["share"])["mean"][key])
-
-    return find
+#: The documents of one method and seed by kind, and a role → a figure, or None where it has no meaning.
+Column = Callable[[dict[str, Any], str], float | None]
 
 
-def rounded(key: str, figure: str = "1 − forget_Q_A_Prob") -> Callable[[dict[str, Any]], float]:
-    """A ratio at 4 bits."""
+def relearned(metric: str, at: int) -> Column:
+    """A metric before (0) or after (−1) the attack with the largest share."""
 
-    def find(found: dict[str, Any]) -> float:
-        lines = found["quantize"]["ratios"]
-        return float(next(each for each in lines if (each["precision"], each["figure"]) == ("rtn4", figure))[key])
+    def find(found: dict[str, Any], role: str) -> float | None:
+        share = max(found["relearn"]["shares"])
+        cells = [cell for cell in found["relearn"]["cells"] if (cell["role"], cell["share"]) == (role, share)]
+        return float(sorted(cells, key=lambda cell: int(cell["step"]))[at]["figures"][metric])
 
     return find
 
 
-def asked(way: str, measure: str) -> Callable[[dict[str, Any]], float]:
-    """A difference to the retain model."""
+def robustness(found: dict[str, Any], role: str) -> float | None:
+    """R of the largest share: how much of what the attack brings back the control learns, too."""
+    if role != "unlearned":
+        return None
+    lines = [line for line in found["relearn"]["summary"] if line["metric"] == "forget_Q_A_Prob"]
+    return float(max(lines, key=lambda line: float(line["share"]))["mean"]["R"])
 
-    def find(found: dict[str, Any]) -> float:
+
+def at_4_bits(metric: str) -> Column:
+    """A metric of the rounded model."""
+
+    def find(found: dict[str, Any], role: str) -> float | None:
+        cells = found["quantize"]["cells"]
+        rounded = next(cell for cell in cells if (cell["role"], cell["precision"]) == (role, "rtn4"))
+        return float(rounded["figures"][metric])
+
+    return find
+
+
+def surviving(found: dict[str, Any], role: str) -> float | None:
+    """Share of the update's length that 4-bit rounding leaves."""
+    return float(found["quantize"]["buckets"]["rtn4"]["surviving"]) if role == "unlearned" else None
+
+
+def asked(way: str, measure: str = "rouge") -> Column:
+    """ROUGE-L recall of what is said."""
+
+    def find(found: dict[str, Any], role: str) -> float | None:
         lines = found["extract"]["summary"]
-        return float(next(e for e in lines if (e["way"], e["measure"]) == (way, measure))["difference"]["mean"])
+        line = next((each for each in lines if (each["way"], each["measure"]) == (way, measure)), None)
+        return None if line is None else float(line["means"][role]["mean"])
 
     return find
 
 
-COLUMNS: dict[str, Callable[[dict[str, Any]], float]] = {
-    "prob before": relearned("before"),
-    "prob after": relearned("after"),
-    "R": relearned("R"),
-    "area": relearned("area"),
-    "Q at 4 bits": rounded("Q"),
-    "Q_ctrl": rounded("Q_control"),
-    "greedy − retain": asked("greedy", "rouge"),
-    "prefix50 − retain": asked("prefix50", "rouge"),
-    "compliance − retain": asked("compliance", "rouge"),
-    "best of 2 − retain": asked("sample", "best rouge of 2"),
+TABLES: dict[str, dict[str, Column]] = {
+    "relearned and rounded": {
+        "EM": relearned("exact_memorization", 0),
+        "retain prob": relearned("retain_Q_A_Prob", 0),
+        "prob": relearned("forget_Q_A_Prob", 0),
+        "prob relearned": relearned("forget_Q_A_Prob", -1),
+        "R": robustness,
+        "prob at 4 bits": at_4_bits("forget_Q_A_Prob"),
+        "update left at 4 bits": surviving,
+    },
+    "extracted, ROUGE-L recall": {
+        **{way: asked(way) for way in ("greedy", "prefix25", "prefix50", "paraphrase", "translated")},
+        **{way: asked(way) for way in ("compliance", "fewshot")},
+        "best of 16": asked("sample", "best rouge of 16"),
+    },
 }
+#: Rows for the controls: role → label.
+CONTROLS = {"initial": "before unlearning", "retain": "retain model"}
 
 
 #: What a rate is chosen by.
@@ -88,18 +113,25 @@ def choose(out: Path, methods: list[str], rates: list[str], seed: str) -> list[s
 
 
 def table(out: Path, methods: list[str], seeds: list[str]) -> list[str]:
-    """Mean ± standard deviation over seeds."""
-    lines = [f"| method | {' | '.join(COLUMNS)} |", "|---|" + "---:|" * len(COLUMNS)]
+    """Mean ± standard deviation over seeds: the controls, then every method."""
     kinds = ("relearn", "quantize", "extract")
-    for method in methods:
-        folders = [out / "audits" / f"{method}-{seed}" for seed in seeds]
-        found = [{kind: read_json(folder / f"audit_{kind}.json") for kind in kinds} for folder in folders]
-        cells = []
-        for column in COLUMNS.values():
-            values = [column(each) for each in found]
-            spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-            cells.append(f"{mean(values):.3f}{spread}")
-        lines.append(f"| {method} | {' | '.join(cells)} |")
+
+    def documents(method: str, seed: str) -> dict[str, Any]:
+        return {kind: read_json(out / "audits" / f"{method}-{seed}" / f"audit_{kind}.json") for kind in kinds}
+
+    rows = [(label, methods[0], role) for role, label in CONTROLS.items()]
+    rows += [(method, method, "unlearned") for method in methods]
+    found = {method: [documents(method, seed) for seed in seeds] for method in methods}
+    lines: list[str] = []
+    for title, columns in TABLES.items():
+        lines += [*([""] if lines else []), f"| {title} | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+        for label, method, role in rows:
+            cells = []
+            for column in columns.values():
+                values = [value for each in found[method] if (value := column(each, role)) is not None]
+                spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
+                cells.append(f"{mean(values):.3f}{spread}" if values else "–")
+            lines.append(f"| {label} | {' | '.join(cells)} |")
     return lines
 
 

@@ -33,8 +33,8 @@ EPOCHS=${EPOCHS:-10} RATES=${RATES:-2e-5 5e-5 1e-4 2e-4 5e-4} SEARCH_SEED=${SEAR
 measured=() ways=()
 new=60 tries="--share 0.25 1 --steps 16 --learning-rate 1e-4 --batch-size 8"
 if [ "$smoke" = 1 ]; then
-  limit=2 seeds=0 METHODS=${METHODS%% *} EPOCHS=1 RATES=1e-4 LEARN_EPOCHS=1 SAMPLES=2 new=3 tries="--share 1 --steps 1 --batch-size 2"
-  measured=(--metrics forget_Q_A_Prob) ways=(--ways greedy prefix50 compliance sample)
+  limit=2 seeds=0 METHODS=${METHODS%% *} EPOCHS=1 RATES=1e-4 SEARCH_SEED=0 LEARN_EPOCHS=1 SAMPLES=2 new=3 tries="--share 1 --steps 1 --batch-size 2"
+  measured=(--metrics forget_Q_A_Prob exact_memorization retain_Q_A_Prob) ways=(--ways greedy prefix50 compliance sample)
 elif [ -z "$model" ]; then
   echo "audit_small.sh: --model FOLDER says which pretrained model learns the authors (or --smoke for a toy)." >&2
   exit 2

@@ -282,10 +282,17 @@ def test_the_small_audit_script_runs_with_a_toy_model(shared_data: Path, tmp_pat
     """Learn, unlearn, all three audits, and the table that audit_small.py makes of them."""
     flags = ["--smoke", "--out", str(tmp_path / "out"), "--data", str(shared_data / "tofu")]
     printed = run_script("audit_small.sh", tmp_path, *flags)
-    assert [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("| ")] == ["method", "rosu"]
+    rows = [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("| ")]
+    each = ["before unlearning", "retain model", "rosu"]
+    assert rows == ["method", *each[1:], "relearned and rounded", *each, "extracted, ROUGE-L recall", *each]
     assert len(list((tmp_path / "out" / "audits" / "rosu-0").glob("audit_*.json"))) == 3
+    assert not list(
+        (tmp_path / "out" / "audits" / "rosu-0").rglob("retain-*.json")
+    )  # the controls have their own place
     again = run_script("audit_small.sh", tmp_path, *flags)
-    assert again.splitlines() == printed.splitlines()[-3:]  # nothing is repeated
+    assert again.splitlines() == [
+        line for line in printed.splitlines() if "|" in line or not line
+    ]  # nothing is repeated
 
 
 @pytest.mark.parametrize("task", ["people", "instruct"])
