@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
 from .failures import report
+
+# Where it is installed, transformers and peft import it, and on CPUs it then recommends a package nobody here needs.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 VERBS = {
     "train": "unlearn a model as a YAML file and flags describe",
@@ -19,7 +23,7 @@ VERBS = {
     "memory": "store gradients of the retain data, for unlearning where it cannot be kept",
     "sweep": "search any settings with Optuna, selected by Agg_MU; resumable, with table and frontier plot",
     "ablate": "run a grid of variants in resumable cells, with tables and plots",
-    "vision": "the paper's image classifiers: run, table, ablate, diagnose",
+    "vision": "the paper's image classifiers: run, table, ablate, diagnose, audit",
     "audit": "check full-retain orthogonality of mini-batch directions, and a run's numerical safeguards",
     "doctor": "what is installed, which devices and layouts work here, checked against one process",
     "report": "one self-contained page about one or several runs: curves, metrics, answers, audits",

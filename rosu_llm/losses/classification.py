@@ -7,7 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from .answers import wide
-from .language import IGNORE, model_inputs
+from .language import IGNORE, answer_nll, model_inputs
 from .registry import Batch, LossContext, register_loss
 
 #: The key under which a batch may hold images that are normalised together with its own and have no label.
@@ -30,4 +30,18 @@ def class_logits(model: nn.Module, batch: Batch) -> Tensor:
 @register_loss("classification", unit="label", keys=("labels",))
 def classification(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     """Σ −log p(label); labels of −100 do not count."""
-    return functional.cross_entropy(class_logits(model, batch), batch["labels"], ignore_index=IGNORE, reduction="sum")
+    logits, labels = class_logits(model, batch), batch["labels"]
+    if context.gate is None:
+        return functional.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+    losses = functional.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="none")
+    context.gate.weigh_rows(losses, losses[:, None])
+    return losses.sum()
+
+
+def answer_levels(model: nn.Module, batch: Batch) -> Tensor:
+    """−log p of every answer token, or, for a classifier, of every row's label, in one column."""
+    if batch["labels"].dim() > 1:
+        return answer_nll(model, batch)
+    return functional.cross_entropy(class_logits(model, batch), batch["labels"], ignore_index=IGNORE, reduction="none")[
+        :, None
+    ]

@@ -1,9 +1,10 @@
 """Raise every forget sample only so far: bounded forgetting, for any loss.
 
 The gradient of a sample is weighted by clip((T − ℓ)/margin, 0, 1): ℓ is the negative log-likelihood of its answer now,
-per token, and T what it should become. What is as unlikely as data never seen is left alone, and taken up again if it
-comes back. The weight multiplies the gradient where it enters the logits, so every loss that reads them is bounded
-alike. It is taken at the first pass of a step and stays through the others; no gradient goes through it.
+per token (of an image: of its class), and T what it should become. What is as unlikely as data never seen is left
+alone, and taken up again if it comes back. The weight multiplies the gradient where it enters the logits, so every loss
+that reads them is bounded alike. It is taken at the first pass of a step and stays through the others; no gradient goes
+through it.
 """
 
 from __future__ import annotations
@@ -172,8 +173,9 @@ class Gate:
         handle = values.register_hook(weighed)
 
     def _after(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-        """For losses that read the logits themselves."""
-        if self._answering or named.get("input_ids") is not self._batch["input_ids"]:
+        """For losses that read the logits of text themselves."""
+        ids = self._batch.get("input_ids")
+        if self._answering or ids is None or named.get("input_ids") is not ids:
             return
         logits: Tensor = output.logits
         with torch.no_grad():

@@ -65,8 +65,8 @@ def logits_of(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def answer_mask(labels: Tensor) -> Tensor:
-    """Which of the shifted positions predict an answer token."""
-    return labels[:, 1:] != IGNORE
+    """Which of the shifted positions predict an answer token; of one label per row, the column of those that count."""
+    return (labels[:, 1:] if labels.dim() > 1 else labels[:, None]) != IGNORE
 
 
 def count_tokens(batch: Batch) -> Tensor:

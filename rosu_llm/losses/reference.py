@@ -27,8 +27,14 @@ from .registry import Batch
 Values = TypeVar("Values", bound="SampleValues")
 
 
+#: The key under which a batch may hold the number of each row in its data set.
+ROWS = "rows"
+
+
 def sample_keys(batch: Batch) -> list[str]:
-    """One key per row, from its unpadded tokens and labels."""
+    """One key per row, from its unpadded tokens and labels; or its number in the data, where the batch has them."""
+    if ROWS in batch:  # of images, which may be cropped and flipped at will
+        return [f"{number:032x}" for number in batch[ROWS].tolist()]
     return [key for key, _ in keys_and_answers(batch)]
 
 

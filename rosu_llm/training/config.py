@@ -326,12 +326,18 @@ class MethodArguments:
         labels = [self.loss(role).unit == "label" for role in ("forget", "retain")]
         if not any(labels):
             return
-        for name, off in (("calibrate", "off"), ("forget_until", "off"), ("budget", None)):
+        for name, off in (("calibrate", "off"), ("budget", None), ("keep_best", "off")):
             if getattr(self, name) != off:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} measures answer tokens, and the loss 'classification' has none: "
                     "leave it out."
                 )
+        if self.forget_until in ("base", "alternates") or self.forget_level == "token":
+            raise ConfigError(
+                f"forget_until={self.forget_until!r} with forget_level={self.forget_level!r} is for answers of several "
+                "tokens, and the loss 'classification' has one label: give forget_until='holdout' or a number, and "
+                "forget_level='sequence'."
+            )
         if not all(labels):
             raise ConfigError(
                 f"forget_loss={self.forget_loss!r} and retain_loss={self.retain_loss!r} are of different models: a "

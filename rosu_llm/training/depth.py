@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from ..compat import dtype_argument, load_causal_model, loading_whole
 from ..errors import ConfigError, DataError, one_line
 from ..files import part_of
+from ..losses.classification import answer_levels
 from ..losses.depth import Depth, sample_nll
-from ..losses.language import IGNORE, answer_mask, answer_nll
+from ..losses.language import IGNORE, answer_mask
 from ..losses.reference import SampleValues, evaluating, sample_keys
 from ..losses.registry import Batch
 from .config import MethodArguments
@@ -261,7 +262,7 @@ def _measured(
     """Key and loss of every sample: its mean, or that of each answer token; nothing where it has no answer."""
     with evaluating(model):
         for batch in batches:
-            levels, mask = answer_nll(model, batch), answer_mask(batch["labels"])
+            levels, mask = answer_levels(model, batch), answer_mask(batch["labels"])
             values = levels if each_token else sample_nll(levels, batch["labels"])[:, None]
             for key, own, keep in zip(sample_keys(batch), values.double().cpu(), mask.cpu(), strict=True):
                 yield key, tuple((own[keep] if each_token else own[: bool(keep.any())]).tolist())

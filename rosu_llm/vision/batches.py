@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from ..data.pairing import Deck, Epoch
 from ..errors import ConfigError, DataError
 from ..losses.classification import BESIDE
+from ..losses.reference import ROWS
 from .images import Images
 
 #: Pixels by which a training image is shifted at most, in each direction.
@@ -56,6 +57,11 @@ class ImagePairs(Epoch, Dataset[dict[str, list[Item]]]):
         self._each = {"forget": forget_each, "retain": retain_each}
         self._decks = {name: Deck(len(rows), 2 * seed + (name == "retain")) for name, rows in self._rows.items()}
         self._augment, self._seed = augment, seed
+
+    @property
+    def forgotten(self) -> PlainImages:
+        """Every forget image once, as it is."""
+        return PlainImages(self._rows["forget"])
 
     def __len__(self) -> int:
         return -(-len(self._rows["retain"]) // self._each["retain"])
@@ -133,7 +139,8 @@ class ImageCollator:
         numbers = [number for _, number in items]
         if any(number is not None for number in numbers):
             pixels = shifted_and_flipped(pixels, numbers)
-        return {"pixel_values": normalised(pixels, self.mean, self.std), "labels": self.images.labels[rows]}
+        values = normalised(pixels, self.mean, self.std)
+        return {"pixel_values": values, "labels": self.images.labels[rows], ROWS: rows}
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..experiments.attempt import cell_key, train_quietly
 from ..files import check_writable, read_json
 from .batches import ImageCollator, ImagePairs, PlainImages, batch_ratio, channel_statistics
@@ -130,6 +130,14 @@ class Bench:
         items, _, retain_each = batch_ratio(arguments.forget_batch_size, arguments.retain_batch_size)
         if config.batch_norm != "eval":
             check_statistics(self.shape, {name: getattr(arguments, name) for name in names}, "or batch_norm='eval'")
+        if config.forget_until == "holdout" and (split.forgotten_class is not None or len(split.validation) == 0):
+            why = (
+                f"validation_share={arguments.validation_share} holds no image out: give e.g. 0.05"
+                if split.forgotten_class is None
+                else "unseen images of the class are recognised as well, while a model without the class knows none of "
+                "them: give a number, e.g. the loss of guessing, 2.3 for ten classes"
+            )
+            raise ConfigError(f"forget_until='holdout' has no level to stop at here: {why}.")
         if config.dataloader_drop_last and -(-len(split.retain) // retain_each) < items:
             raise DataError(
                 f"retain_batch_size={arguments.retain_batch_size}, and {len(split.retain)} images are kept: not one "
@@ -207,6 +215,7 @@ class Bench:
             train_dataset=pairs,
             data_collator=self.collator(joint=config.batch_norm == "joint"),
             memory_dataset=PlainImages(split.retain) if rule.stored or rule.refreshes else None,
+            holdout_dataset=PlainImages(split.validation) if config.forget_until == "holdout" else None,
         )
 
     def measure(self, model: nn.Module, split: Split, *, seed: int = 0) -> dict[str, float]:

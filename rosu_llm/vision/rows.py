@@ -35,6 +35,8 @@ class TableRow:
 
 
 _RHO = {"classwise": (0.1, 0.25, 0.5, 1.0), "random": (0.5, 1.0, 1.25, 2.0)}
+#: How deep bounded rows forget: as unseen images, or until another class is likelier for sure.
+_LEVEL = {"classwise": (4.0,), "random": ("holdout",)}
 _RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 _WIDE = (3e-4, 1e-3, 3e-3, 5e-3, 1e-2, 2e-2, 3e-2, 1e-1)
 #: Of ascent; the larger ones are for small sets, whose epochs have few steps.
@@ -56,6 +58,9 @@ ROWS: dict[str, TableRow] = {
     "pcgrad": TableRow("PCGrad", {"method": "pcgrad"}, {"learning_rate": _RATES, "forget_weight": (0.1, 1.0)}),
     "uam": TableRow("UAM", {"method": "uam"}, {"learning_rate": (1e-2, 3e-2), "rho": _RHO}),
     "rosu": TableRow("ROSU", {"method": "rosu"}, {"learning_rate": (1e-2, 3e-2), "rho": _RHO}),
+    "rosu_bounded": TableRow(
+        "ROSU, bounded*", {"method": "rosu"}, {"learning_rate": (1e-2, 3e-2), "rho": _RHO, "forget_until": _LEVEL}
+    ),
     "rosu_zero_order": TableRow(
         "ROSU, zero-order", {"method": "rosu", "jacobian": "none"}, {"learning_rate": (1e-2, 3e-2), "rho": _RHO}
     ),

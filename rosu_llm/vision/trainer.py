@@ -90,6 +90,10 @@ class VisionTrainer(ROSUTrainer):
 
         return [single(closure) for closure in super()._sample_closures(model, batches, part, count)]
 
+    def _forget_batches(self) -> Iterator[Mapping[str, Any]]:
+        """Each forget image once; an epoch of pairs shows it several times."""
+        return self._batches(self.train_dataset.forgotten)
+
     def _update(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Outcome:
         """The step's gradient, and with ``l1`` that of γ_t‖w‖₁ added to it, γ_t = γ(1 − t/T)."""
         outcome = super()._update(model, batches)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from rosu_llm.vision.batches import ImageCollator, ImagePairs, batch_ratio
+from rosu_llm.vision.batches import ImageCollator, ImagePairs, PlainImages, batch_ratio
 from rosu_llm.vision.images import Images
 from rosu_llm.vision.settings import VisionConfig
 from rosu_llm.vision.trainer import VisionTrainer
@@ -42,7 +42,7 @@ def images(count: int = 48, seed: int = 0, side: int = 6) -> Images:
 
 
 def trainer(model: nn.Module, folder: Any, *, forget: int = 8, retain: int = 8, **settings: Any) -> VisionTrainer:
-    """Unlearn rows 0–15 of the images, keep the others."""
+    """Unlearn rows 0–15 of the images, keep the others; the last eight stand for unseen ones."""
     items, forget_each, retain_each = batch_ratio(forget, retain)
     defaults: dict[str, Any] = {
         "output_dir": str(folder),
@@ -60,4 +60,5 @@ def trainer(model: nn.Module, folder: Any, *, forget: int = 8, retain: int = 8, 
     rows = torch.arange(48)
     pairs = ImagePairs(rows[:16], rows[16:], forget_each=forget_each, retain_each=retain_each, augment=True)
     collator = ImageCollator(images(), MEAN, STD, joint=config.batch_norm == "joint")
-    return VisionTrainer(model, config, train_dataset=pairs, data_collator=collator)
+    held = PlainImages(rows[40:]) if config.forget_until == "holdout" else None
+    return VisionTrainer(model, config, train_dataset=pairs, data_collator=collator, holdout_dataset=held)

@@ -7,6 +7,7 @@ from math import cos, pi
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -15,11 +16,12 @@ from torch.func import functional_call
 
 from rosu_llm import ROSUConfig
 from rosu_llm.errors import ConfigError, DataError
+from rosu_llm.vision.batches import normalised
 from rosu_llm.vision.settings import VisionConfig, build_vision
 from rosu_llm.vision.trainer import VisionTrainer, running_statistics
 from tests.algorithm1 import Flat, surrogate_step
 from tests.models import flat
-from tests.vision.small import SmallCNN, trainer
+from tests.vision.small import MEAN, STD, SmallCNN, images, trainer
 
 
 def recorded(made: Any) -> list[Any]:
@@ -100,6 +102,42 @@ def test_joint_batches_are_normalised_together(tmp_path: Path) -> None:
     expected = flat(twin.parameters()) - 0.1 * flat(torch.autograd.grad(loss, list(twin.parameters())))
     # the order of a batch's rows changes sums in the last digits; pixels are float32
     assert torch.allclose(flat(model.parameters()), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("until", [1.4, "holdout"])
+def test_bounded_forgetting_weighs_every_image(until: float | str, tmp_path: Path) -> None:
+    """v = ∇L_r − Σ wᵢ∇ℓᵢ/n with wᵢ = clip((Tᵢ − ℓᵢ)/margin, 0, 1), by a loop over images in float64.
+
+    Tᵢ of ``holdout`` is drawn once for each of the 16 forget images, whatever crop of it a batch shows.
+    """
+    model = SmallCNN().double()
+    options = {"method": "graddiff", "momentum": 0.0, "weight_decay": 0.0, "lr_scheduler_type": "constant"}
+    made = trainer(model, tmp_path, forget_until=until, forget_margin=0.05, batch_norm="eval", **options)
+    seen, twin, every = recorded(made), copy.deepcopy(model).eval(), images()
+    made.train()
+
+    def losses(pixels: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(twin(pixels.double()).logits, labels, reduction="none")
+
+    targets = dict.fromkeys(range(16), 1.4)
+    if until == "holdout":
+        unseen = losses(normalised(every.pixels[40:], MEAN, STD), every.labels[40:]).detach().numpy()
+        values = np.quantile(unseen, (np.arange(16) + 0.5) / 16)
+        targets = {row: float(values[i]) for row, i in enumerate(np.random.default_rng(made.args.seed).permutation(16))}
+    parameters, weights = list(twin.parameters()), []
+    for (batch,) in seen:
+        forget, retain = batch["forget"], batch["retain"]
+        total = losses(retain["pixel_values"], retain["labels"]).mean()
+        for i, row in enumerate(forget["rows"].tolist()):
+            own = losses(forget["pixel_values"][i : i + 1], forget["labels"][i : i + 1])[0]
+            weights.append(min(max((targets[row] - float(own)) / 0.05, 0.0), 1.0))
+            total = total - weights[-1] * own / len(forget["labels"])
+        for p, g in zip(parameters, torch.autograd.grad(total, parameters), strict=True):
+            p.data -= 0.1 * g
+    moved = float((flat(parameters) - flat(SmallCNN().double().parameters())).norm())
+    assert float((flat(model.parameters()) - flat(parameters)).norm()) < 1e-9 * moved
+    assert 0.0 in weights and 1.0 in weights and any(0.0 < w < 1.0 for w in weights)
+    assert {"depth/reached", "depth/target"} <= made.state.log_history[0].keys()
 
 
 def test_l1_is_descent_on_the_penalised_loss_with_a_falling_weight(tmp_path: Path) -> None:
@@ -207,7 +245,9 @@ def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
         ({"l1": -1.0}, "l1=-1.0 would grow"),
         ({"l1": 1e-5, "fp16": True}, "l1=1e-05 and fp16: .* use bf16"),
         ({"lr_drops": [100.0]}, "shares of the run"),
-        ({"forget_until": 2.0}, "measures answer tokens"),
+        ({"forget_until": "base"}, "the loss 'classification' has one label: give forget_until='holdout' or a number"),
+        ({"forget_until": 2.0, "forget_level": "token"}, "forget_level='sequence'"),
+        ({"forget_until": 2.0, "keep_best": "depth"}, "measures answer tokens"),
         ({"budget": 0.1}, "measures answer tokens"),
         ({"retain_loss": "nll"}, "different models"),
     ],

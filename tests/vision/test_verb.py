@@ -437,6 +437,7 @@ def test_an_ablation_has_a_curve_by_epoch_that_ends_at_its_figures(tmp_path: Pat
         (["run", "--smoke", "--rho", "[0.1, 0.2]"], "rho="),
         (["diagnose", "--smoke", "--batch-sizes", "4"], "--batch-sizes belongs to rosu vision audit"),
         (["audit", "--smoke", "--seeds", "0", "1"], "give one seed"),
+        (["run", "--smoke", "--forget-until", "holdout", "--protocol", "classwise"], "2.3 for ten classes"),
     ],
 )
 def test_bad_input_is_one_line(
