@@ -21,23 +21,26 @@ from rosu_llm.files import read_json, write_atomically
 Column = Callable[[dict[str, Any], str], float | None]
 
 
-def relearned(metric: str, at: int) -> Column:
-    """A metric before (0) or after (−1) the attack with the largest share."""
+def relearned(metric: str, at: int, share: float = 1.0) -> Column:
+    """A metric before (0) or after (−1) the attack with a share of the forget set."""
 
     def find(found: dict[str, Any], role: str) -> float | None:
-        share = max(found["relearn"]["shares"])
         cells = [cell for cell in found["relearn"]["cells"] if (cell["role"], cell["share"]) == (role, share)]
-        return float(sorted(cells, key=lambda cell: int(cell["step"]))[at]["figures"][metric])
+        ordered = sorted(cells, key=lambda cell: int(cell["step"]))
+        return float(ordered[at]["figures"][metric]) if ordered else None
 
     return find
 
 
-def robustness(found: dict[str, Any], role: str) -> float | None:
-    """R of the largest share: how much of what the attack brings back the control learns, too."""
-    if role != "unlearned":
-        return None
-    lines = [line for line in found["relearn"]["summary"] if line["metric"] == "forget_Q_A_Prob"]
-    return float(max(lines, key=lambda line: float(line["share"]))["mean"]["R"])
+def robustness(share: float) -> Column:
+    """R: how much of what the attack brings back the control learns, too."""
+
+    def find(found: dict[str, Any], role: str) -> float | None:
+        lines = [line for line in found["relearn"]["summary"] if line["metric"] == "forget_Q_A_Prob"]
+        known = [float(line["mean"]["R"]) for line in lines if line["share"] == share and role == "unlearned"]
+        return known[0] if known else None
+
+    return find
 
 
 def at_4_bits(metric: str) -> Column:
@@ -72,8 +75,10 @@ TABLES: dict[str, dict[str, Column]] = {
         "EM": relearned("exact_memorization", 0),
         "retain prob": relearned("retain_Q_A_Prob", 0),
         "prob": relearned("forget_Q_A_Prob", 0),
-        "prob relearned": relearned("forget_Q_A_Prob", -1),
-        "R": robustness,
+        "relearned from ¼": relearned("forget_Q_A_Prob", -1, 0.25),
+        "R from ¼": robustness(0.25),
+        "relearned from all": relearned("forget_Q_A_Prob", -1),
+        "R from all": robustness(1.0),
         "prob at 4 bits": at_4_bits("forget_Q_A_Prob"),
         "update left at 4 bits": surviving,
     },

@@ -101,7 +101,7 @@ for seed in $seeds; do
       --out "$out/audits/$method-$seed" --controls "$out/audits/controls-$seed")
     # shellcheck disable=SC2086  # settings are words
     run "relearn-$method-$seed" rosu audit relearn "${models[@]}" "${where[@]}" --seeds "$seed" $tries "${measured[@]}"
-    run "quantize-$method-$seed" rosu audit quantize "${models[@]}" "${where[@]}" --precisions rtn8 rtn4 "${measured[@]}"
+    run "quantize-$method-$seed" rosu audit quantize "${models[@]}" "${where[@]}" --precisions rtn4 "${measured[@]}"
     run "extract-$method-$seed" rosu audit extract "${models[@]}" "${where[@]}" --seeds "$seed" --samples "$SAMPLES" "${ways[@]}"
   done
 done
