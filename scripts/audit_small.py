@@ -109,10 +109,15 @@ def choose(out: Path, methods: list[str], rates: list[str], seed: str) -> list[s
     for method in methods:
         distances: dict[str, float] = {}
         for rate in rates:
+            if not (out / "evals" / f"{method}-{rate}-{seed}").is_dir():  # training failed, as at too large a rate
+                lines.append(f"| {method} | {rate} | – | – | – |")
+                continue
             own = figures(f"{method}-{rate}-{seed}")
             distances[rate] = sum(abs(a - b) for a, b in zip(own, control, strict=True))
             cells = " | ".join(f"{value:.3f}" for value in (*own, distances[rate]))
             lines.append(f"| {method} | {rate} | {cells} |")
+        if not distances:
+            raise SystemExit(f"No rate of {method} worked; see {out / 'logs'}.")
         write_atomically(out / "rates" / method, min(distances, key=distances.__getitem__) + "\n")
     return lines
 

@@ -39,6 +39,14 @@ elif [ -z "$model" ]; then
   echo "audit_small.sh: --model FOLDER says which pretrained model learns the authors (or --smoke for a toy)." >&2
   exit 2
 fi
+case " $seeds " in
+  *" $SEARCH_SEED "*)
+    if [ "$smoke" = 0 ]; then
+      echo "audit_small.sh: seed $SEARCH_SEED chooses the rates and would be reported: give others with --seeds, or SEARCH_SEED." >&2
+      exit 2
+    fi
+    ;;
+esac
 
 settings() { # the settings of a method
   case $1 in
@@ -85,8 +93,8 @@ learn retain retain99 "$SEARCH_SEED"
 look "retain-$SEARCH_SEED"
 for method in $METHODS; do
   for rate in $RATES; do
-    unlearn "$method" "$rate" "$SEARCH_SEED" "$method-$rate-$SEARCH_SEED"
-    look "$method-$rate-$SEARCH_SEED"
+    name=$method-$rate-$SEARCH_SEED
+    (unlearn "$method" "$rate" "$SEARCH_SEED" "$name" && look "$name") || echo "audit_small.sh: $name is left out of the search." >&2
   done
 done
 # shellcheck disable=SC2086  # names are words
@@ -96,7 +104,13 @@ for seed in $seeds; do
   learn target full "$seed"
   learn retain retain99 "$seed"
   for method in $METHODS; do
-    unlearn "$method" "$(cat "$out/rates/$method")" "$seed" "$method-$seed"
+    rate=$(cat "$out/rates/$method") used=$out/rates/$method-$seed
+    if [ -f "$used" ] && [ "$(cat "$used")" != "$rate" ]; then
+      echo "audit_small.sh: $out/models/$method-$seed was unlearned at $(cat "$used"), and now $rate is chosen: give another --out." >&2
+      exit 2
+    fi
+    echo "$rate" > "$used"
+    unlearn "$method" "$rate" "$seed" "$method-$seed"
     models=("$out/models/$method-$seed" --retain "$out/models/retain-$seed" --target "$out/models/target-$seed"
       --out "$out/audits/$method-$seed" --controls "$out/audits/controls-$seed")
     # shellcheck disable=SC2086  # settings are words

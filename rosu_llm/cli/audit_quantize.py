@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     check_precisions(precisions, options.group_size)
     fluent = options.fluency_model != "none"
     metrics = [metric for metric in METRICS if fluent or metric != FLUENCY]
-    with asked(options, "quantize") as which, measured(options, which, metrics, keep=True) as measure:
+    with asked(options, "quantize") as which, measured(options, which, metrics) as measure:
         request = QuantizeRequest(
             models=which.models,
             measure=measure,

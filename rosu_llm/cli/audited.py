@@ -41,7 +41,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, dtype: str) -> None:
         "--controls",
         type=Path,
         metavar="DIR",
-        help="folder for what --retain and --target gave: audits of other models go on from it",
+        help="folder for the cells of --retain and --target, shared by audits one after the other (not with --smoke)",
     )
     add_process_flags(parser)
     parser.add_argument("--overwrite", action="store_true", help="begin anew where results of other conditions are")
@@ -94,7 +94,7 @@ def asked(options: argparse.Namespace, kind: str) -> Iterator[Asked]:
 
 
 @contextmanager
-def measured(options: argparse.Namespace, which: Asked, metrics: Sequence[str], **more: Any) -> Iterator[AuditMeasure]:
+def measured(options: argparse.Namespace, which: Asked, metrics: Sequence[str]) -> Iterator[AuditMeasure]:
     """What is measured of each model: TOFU's ``metrics`` unless others are asked for, or WMDP's tasks."""
     from ..analysis.controls.measures import TofuFigures, wmdp_figures
     from ..evaluation.tofu.metrics import TofuSettings
@@ -119,8 +119,7 @@ def measured(options: argparse.Namespace, which: Asked, metrics: Sequence[str], 
             max_length=options.max_length,
             fluency_model=None if small or options.fluency_model == "none" else options.fluency_model,
             metrics=tuple(dict.fromkeys(options.metrics or metrics)),
-        ),
-        **more,
+        )
     )
 
 

@@ -193,7 +193,7 @@ def _diagnose(options: argparse.Namespace, values: dict[str, Any], seeds: list[i
 
 def _audit(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]) -> int:
     from ..presentation.audits import orthogonality_section
-    from ..vision.diagnose import audit_vision
+    from ..vision.diagnose import audit_vision, orthogonality_plan
     from .common import present
     from .progress import stage_bars
 
@@ -201,10 +201,12 @@ def _audit(options: argparse.Namespace, values: dict[str, Any], seeds: list[int]
     if options.smoke:
         pairs, sizes = 3, (2, 8)
     (seed,) = seeds
-    for task in _tasks(options, values, _protocols(values), seeds):
-        folder = options.out / task.bench.arguments.protocol
+    benches = [task.bench for task in _tasks(options, values, _protocols(values), seeds)]
+    plans = [orthogonality_plan(bench, seed=seed, pairs=pairs, batch_sizes=sizes) for bench in benches]
+    for bench, plan in zip(benches, plans, strict=True):
+        folder = options.out / bench.arguments.protocol / f"seed{seed}"
         with stage_bars() as bars:
-            document = audit_vision(task.bench, folder, bars, seed=seed, pairs=pairs, batch_sizes=sizes)
+            document = audit_vision(bench, plan, folder, bars)
         assert document is not None  # one process
         present(document, orthogonality_section(document), folder / "audit_orthogonality.json")
     return 0

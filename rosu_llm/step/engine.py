@@ -84,8 +84,8 @@ class _Passed:
 
 logger = logging.getLogger(__name__)
 
-#: Coefficients from here on are refused.
-LARGEST = 1e30
+#: Coefficients from here on are refused: float32 could not hold them times a loss scale.
+LARGEST = torch.finfo(torch.float32).max / 2**24
 
 Closure = Callable[[], Tensor]
 
@@ -395,7 +395,7 @@ class StepEngine:
 
 
 def check_coefficients(vector: Vector) -> None:
-    """Raise where a coefficient is beyond float32, in which gradients are combined; some room is left for loss scales.
+    """Raise where a coefficient is beyond float32, in which gradients are combined.
 
     Projections off a gradient divide by its length: 10²⁰ off one of 10⁻¹⁸ needs such a coefficient.
     """
@@ -403,6 +403,6 @@ def check_coefficients(vector: Vector) -> None:
         if not abs(value) < LARGEST:
             raise NonFiniteError(
                 f"The gradient {name} has all but vanished beside the others: the step would take {value:.1e} times "
-                "it, which float32 cannot hold. The weights were left as they were. Usually training has diverged: "
+                "it, which float32 can hardly hold. The weights were left as they were. Usually training has diverged: "
                 "lower learning_rate or rho."
             )

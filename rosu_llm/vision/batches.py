@@ -114,12 +114,14 @@ class ImageCollator:
         images: the training images.
         mean, std: per channel, of pixels from 0 to 1.
         joint: each part of a pair carries the other's images beside its own, for BatchNorm over both.
+        channels_last: the order of memory in which convolutions are fastest; models that call ``view`` need the usual.
     """
 
     images: Images
     mean: tuple[float, ...]
     std: tuple[float, ...]
     joint: bool = False
+    channels_last: bool = False
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Any]:
         if not items:
@@ -140,14 +142,15 @@ class ImageCollator:
         if any(number is not None for number in numbers):
             pixels = shifted_and_flipped(pixels, numbers)
         values = normalised(pixels, self.mean, self.std)
+        if self.channels_last:
+            values = values.contiguous(memory_format=torch.channels_last)
         return {"pixel_values": values, "labels": self.images.labels[rows], ROWS: rows}
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x/255 − mean)/std per channel, in float32; channels last in memory, where convolutions are fastest."""
+    """(x/255 − mean)/std per channel, in float32."""
     shape = (1, -1, 1, 1)
-    values = pixels.to(torch.float32, memory_format=torch.channels_last)
-    return (values / 255.0 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+    return (pixels.float() / 255.0 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
 
 
 def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -18,7 +18,8 @@ from ..analysis.coupling.diagnosis import Diagnosis
 from ..analysis.coupling.pairs import CouplingPlan
 from ..analysis.coupling.recipe import measure_trainer
 from ..analysis.orthogonality.audit import AuditSubject, OrthogonalityDocument, measure_orthogonality
-from ..analysis.orthogonality.samples import AuditedSet, OrthogonalityPlan
+from ..analysis.orthogonality.samples import AuditedSet, OrthogonalityPlan, default_sizes, summed_loss
+from ..training.window import PARTS
 from .batches import PlainImages
 from .fit import QUIET, Bench, Progress
 from .settings import VisionConfig
@@ -38,7 +39,6 @@ def diagnose_vision(bench: Bench, asked: Mapping[str, Any], *, seed: int, steps:
         steps: is told how training the model goes, where it is not trained yet.
     """
     own, split = bench.arguments, bench.split(seed)
-    trainer = _trainer(bench, split, seed, steps)
     follows = {
         "forget_batch_size": min(own.forget_batch_size, len(split.forget)),
         "retain_batch_size": min(own.retain_batch_size, len(split.retain)),
@@ -48,37 +48,44 @@ def diagnose_vision(bench: Bench, asked: Mapping[str, Any], *, seed: int, steps:
     }
     plan = CouplingPlan(**{**follows, **{key: value for key, value in asked.items() if value is not None}})
     parts = (PlainImages(split.forget), PlainImages(split.retain))
-    return measure_trainer(trainer, *parts, plan, name=_name(bench, split))
+    return measure_trainer(_trainer(bench, split, seed, steps), *parts, plan, name=_name(bench, split))
 
 
-def audit_vision(
-    bench: Bench,
-    out: Path,
-    progress: Callable[[str, int, int], None],
-    *,
-    seed: int,
-    pairs: int = 500,
-    batch_sizes: Sequence[int] = (),
-) -> OrthogonalityDocument | None:
-    """ε_orth of mini-batches of growing size: how far from neutral for all retain images their direction is.
+def orthogonality_plan(
+    bench: Bench, *, seed: int, pairs: int = 500, batch_sizes: Sequence[int] = ()
+) -> OrthogonalityPlan:
+    """What an audit of a split draws, checked.
 
     Args:
         batch_sizes: retain images per batch; empty for 64, 128, … as far as there are images.
     """
-    own, split = bench.arguments, bench.split(seed)
-    trainer = _trainer(bench, split, seed, lambda done, total: progress("training", done, total))
-    doubled = [SMALLEST << i for i in range(32) if SMALLEST << i <= len(split.retain)] or [len(split.retain)]
-    plan = OrthogonalityPlan(
+    split = bench.split(seed)
+    smallest = SMALLEST if len(split.retain) >= 2 * SMALLEST else 1
+    return OrthogonalityPlan(
         forget=len(split.forget),
         retain=len(split.retain),
-        forget_batch=min(own.forget_batch_size, len(split.forget)),
-        sizes=tuple(batch_sizes or doubled),
+        forget_batch=min(bench.arguments.forget_batch_size, len(split.forget)),
+        sizes=tuple(batch_sizes) or default_sizes(len(split.retain), smallest),
         pairs=pairs,
         seed=seed,
     ).checked()
-    sets = {part: _images(trainer, part, getattr(split, part)) for part in ("forget", "retain")}
+
+
+def audit_vision(
+    bench: Bench, plan: OrthogonalityPlan, out: Path, progress: Callable[[str, int, int], None]
+) -> OrthogonalityDocument | None:
+    """ε_orth of mini-batches of growing size: how far from neutral for all retain images their direction is."""
+    own, split = bench.arguments, bench.split(plan.seed)
+    trainer = _trainer(bench, split, plan.seed, lambda done, total: progress("training", done, total))
+    sets = {}
+    for part in PARTS:
+        rows: Tensor = getattr(split, part)
+        digest = hashlib.sha256(rows.numpy().tobytes()).hexdigest()
+        sets[part] = AuditedSet(np.ones(len(rows)), summed_loss(trainer, part, PlainImages(rows)), digest)
     data = {"forget_data": f"{_forgotten(bench, split)} of {own.data}", "retain_data": "the other images"}
-    subject = AuditSubject(_name(bench, split), bench.identity, data, {"pretrain_seed": own.pretrain_seed})
+    settings = {name: getattr(trainer.args, name) for name in ("bf16", "fp16", "tf32")}
+    settings["pretrain_seed"] = own.pretrain_seed
+    subject = AuditSubject(_name(bench, split), bench.identity, data, settings)
     return measure_orthogonality(trainer, sets, plan, subject, out, progress)
 
 
@@ -97,14 +104,3 @@ def _forgotten(bench: Bench, split: Split) -> str:
 def _name(bench: Bench, split: Split) -> str:
     own = bench.arguments
     return f"{own.model} of width {own.width} after {own.pretrain_epochs} epochs, {_forgotten(bench, split)}"
-
-
-def _images(trainer: VisionTrainer, part: str, rows: Tensor) -> AuditedSet:
-    """One unit of loss for each image."""
-    images = PlainImages(rows)
-
-    def loss(numbers: Sequence[int]) -> Tensor:
-        batch = trainer.to_device(trainer.data_collator([images[i] for i in numbers]))
-        return trainer.window_loss(part).share(trainer.model_wrapped, batch, 1.0)()
-
-    return AuditedSet(np.ones(len(rows)), loss, hashlib.sha256(rows.numpy().tobytes()).hexdigest())

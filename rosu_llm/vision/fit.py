@@ -24,7 +24,7 @@ from .batches import ImageCollator, ImagePairs, PlainImages, batch_ratio, channe
 from .clock import Clock
 from .images import Images
 from .metrics import accuracy, mia_efficacy, predictions, true_class
-from .models import DESCRIPTION, WEIGHTS, build_model, load_model, save_model
+from .models import DESCRIPTION, MODELS, WEIGHTS, build_model, load_model, save_model
 from .settings import VisionArguments, VisionConfig
 from .splits import Split, make_split
 from .trainer import VisionTrainer, check_statistics
@@ -95,6 +95,7 @@ class Bench:
             for images in (self.train, self.test)
         ]
         own = {name: getattr(self.arguments, name) for name in names}
+        own |= {name: True for name in ("bf16", "fp16", "tf32") if self.common.get(name)}
         images = [len(self.train), len(self.test), len(self.train.classes), *sums]
         return {**own, "images": images, "statistics": [list(part) for part in self.statistics]}
 
@@ -192,7 +193,8 @@ class Bench:
 
     def collator(self, *, joint: bool = False) -> ImageCollator:
         """Rows → batches."""
-        return ImageCollator(self.train, *self.statistics, joint=joint)
+        own = self.arguments.model in MODELS
+        return ImageCollator(self.train, *self.statistics, joint=joint, channels_last=own)
 
     def unlearner(
         self, model: nn.Module, split: Split, arguments: VisionArguments, config: VisionConfig

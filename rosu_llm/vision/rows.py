@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from typing import Any
 
 from ..errors import ConfigError
 from ..training.values import coerce
 from .settings import given_values
+from .splits import PROTOCOLS
 
 #: Trials per row.
 TRIALS = 8
@@ -67,6 +69,7 @@ ROWS: dict[str, TableRow] = {
     "minmax": TableRow("min–max", {"method": "minmax"}, {"learning_rate": (1e-2, 3e-2), "rho": _RHO}),
     "graddiff": TableRow("GradDiff", {"method": "graddiff"}, {"learning_rate": _RATES, "forget_weight": (0.1, 1.0)}),
 }
+_SEARCHED = {key for row in ROWS.values() for key in row.searched}
 #: Those of the paper's tables, in their order.
 PAPER_ROWS = ("ft", "ng", "ff", "iu", "l1_sparse", "gu", "orthograd", "pcgrad", "uam", "rosu")
 
@@ -81,13 +84,27 @@ def given_settings(values: Mapping[str, Any], names: Sequence[str], *, search: b
             raise ConfigError(f"{key}={values[key]!r} is a row of its own here: write --methods NAME ….")
     searched = {key for name in names for key in ROWS[name].searched}
     own = {key for name in names for key in ROWS[name].settings} | searched
-    listed = {key: value for key, value in values.items() if search and key in searched and str(value)[:1] == "["}
+    listed = {key: value for key, value in values.items() if key in _SEARCHED and str(value)[:1] == "["}
+    for key, value in listed.items():
+        if not search or key not in searched:
+            raise ConfigError(
+                f"{key}={value} has several values, which only rosu vision table tries, in rows that search {key}: "
+                "give one here."
+            )
     several: dict[str, list[Any]] = {key: coerce(key, value, list) for key, value in listed.items()}
     fixed = given_values({key: value for key, value in values.items() if key in own and key not in several})
     for key, tried in several.items():
         if not tried:
             raise ConfigError(f"{key}=[] leaves nothing to try: give values, or leave it out for the rows' own.")
         fixed[key] = tuple(dict.fromkeys(given_values({key: value})[key] for value in tried))
+    for name in names:
+        for protocol in PROTOCOLS:
+            count = prod(len(axis) for axis in _axes(name, protocol, fixed)[0].values())
+            if count > TRIALS:
+                raise ConfigError(
+                    f"The given lists make {count} combinations for {name}, and a method has {TRIALS} trials: give "
+                    "fewer values."
+                )
     return fixed
 
 

@@ -165,6 +165,7 @@ def vision_document(task: VisionTask, rows: list[dict[str, Any]], seeds: Sequenc
         "model",
         "width",
         "protocol",
+        "augment",
         "pretrain_epochs",
         "validation_share",
         "forget_share",

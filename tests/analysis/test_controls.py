@@ -31,7 +31,8 @@ def document(out: Path, kind: str) -> dict[str, Any]:
 
 
 def cells(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.json") if path.name != "conditions.json"}
+    found = [path for path in folder.rglob("*.json") if path.name != "conditions.json"]
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in found}
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -47,6 +48,7 @@ def test_shared_controls_are_measured_once(
     kept = cells(tmp_path / "controls")
     assert kept and not any("unlearned" in name for name in kept)
     assert not any("retain-" in name or "initial-" in name for name in cells(tmp_path / "first"))
+    done = cells(tmp_path / "first")
 
     assert run("retain", "second", *shared) == 0
     assert cells(tmp_path / "controls") == kept  # another model, the same controls: nothing is measured again
@@ -56,5 +58,17 @@ def test_shared_controls_are_measured_once(
     assert run("masked", "third", *OTHERS[kind], *shared) == 2
     error = capsys.readouterr().err
     assert "holds cells of another audit" in error and "Give another --controls." in error
-    assert run("masked", "third", "--controls", f"{audited['retain']}/cells") == 2
-    assert "is in the folder of --retain, which an audit does not write to" in capsys.readouterr().err
+    assert run("masked", "first", *OTHERS[kind], *shared, "--overwrite") == 2  # refused before anything is dropped
+    assert cells(tmp_path / "first") == done
+    assert run("masked", "third", *shared) == 0  # nor did the refusal tie the folder to other conditions
+    capsys.readouterr()
+    for place, words in (
+        (f"{audited['retain']}/cells", "is in the folder of --retain, which an audit does not write to"),
+        (str(tmp_path / "fourth"), "--controls and --out are both"),
+    ):
+        assert run("masked", "fourth", "--controls", place) == 2
+        assert words in capsys.readouterr().err
+    alone = ["audit", kind, audited["masked"], "--data", audited.data, "--forget-split", "forget01", *KINDS[kind]]
+    assert main([*alone, "--out", str(tmp_path / "fourth"), *shared]) == 2
+    assert "has nothing to keep: give --retain, --target or both" in capsys.readouterr().err
+    assert not (tmp_path / "fourth").exists()

@@ -22,7 +22,7 @@ from rosu_llm.experiments.attempt import Unobserved, train_quietly
 from rosu_llm.presentation.vision import vision_section, write_vision
 from rosu_llm.vision.ablate import run_ablation, vision_grid
 from rosu_llm.vision.batches import ImagePairs, normalised
-from rosu_llm.vision.diagnose import audit_vision
+from rosu_llm.vision.diagnose import audit_vision, orthogonality_plan
 from rosu_llm.vision.fit import QUIET
 from rosu_llm.vision.metrics import predictions
 from rosu_llm.vision.rows import PAPER_ROWS, ROWS, TRIALS, default_settings, given_settings, trials
@@ -110,10 +110,13 @@ def test_a_list_is_what_a_search_tries_in_place_of_the_rows_own() -> None:
         assert tried == [(0.01, 0.1), (0.01, 0.2), (0.03, 0.1), (0.03, 0.2)]
         assert default_settings("rosu", "random", given)["rho"] == 0.2
         assert all("rho" not in own for own in trials("ft", "random", 8, given))
-        with pytest.raises(ConfigError, match="rho="):
-            given_settings({"rho": values}, ["rosu"])  # nothing is searched: one value
-    with pytest.raises(ConfigError, match="leaves nothing to try"):
-        given_settings({"rho": []}, ["rosu"], search=True)
+        with pytest.raises(ConfigError, match="has several values, which only rosu vision table tries"):
+            given_settings({"rho": values}, ["rosu"])
+        with pytest.raises(ConfigError, match="in rows that search rho"):
+            given_settings({"rho": values}, ["ft"], search=True)
+    for values, words in (([], "leaves nothing to try"), ([0.1, 0.2, 0.3, 0.4, 0.5], "make 10 combinations for rosu")):
+        with pytest.raises(ConfigError, match=words):
+            given_settings({"rho": values}, ["rosu"], search=True)
 
 
 @pytest.mark.parametrize("augment", [True, False])
@@ -349,7 +352,13 @@ def test_a_refreshed_memory_is_the_gradient_of_all_retain_images(task: VisionTas
 def test_the_orthogonality_of_images_against_plain_gradients(task: VisionTask, tmp_path: Path) -> None:
     """ε_orth and its bound of every pair, from batch gradients of a twin in evaluation mode."""
     split = task.bench.split(0)
-    document = audit_vision(task.bench, tmp_path, lambda *_: None, seed=0, pairs=3, batch_sizes=(4, 16))
+    plan = orthogonality_plan(task.bench, seed=0, pairs=3, batch_sizes=(4, 16))
+    document = audit_vision(task.bench, plan, tmp_path, lambda *_: None)
+    assert audit_vision(task.bench, plan, tmp_path, lambda *_: None) == document  # from its file
+    assert orthogonality_plan(task.bench, seed=0).sizes == (1, 2, 4, 8, 16, 32, 64)  # of 72 images
+    for asked, words in (({"batch_sizes": (1000,)}, "--batch-sizes 1000 does not fit"), ({"pairs": 0}, "--pairs 0")):
+        with pytest.raises(ConfigError, match=words):
+            orthogonality_plan(task.bench, seed=0, **asked)
     assert document is not None and document["retain_samples"] == len(split.retain)
     twin = task.bench.learned(lambda done, total: None).double().eval()
     train = task.bench.train
@@ -390,9 +399,9 @@ def test_the_verb_runs_at_toy_size(action: str, tmp_path: Path, capsys: pytest.C
         assert [row["name"] for row in content["rows"]] == ["before", "retrain", "rosu"]
         assert "ROSU" in shown and (tmp_path / "run_random.tex").is_file()
     elif action == "audit":
-        found = json.loads((tmp_path / "random" / "audit_orthogonality.json").read_text())
+        found = json.loads((tmp_path / "random" / "seed0" / "audit_orthogonality.json").read_text())
         assert [cell["retain_batch_size"] for cell in found["cells"]] == [2, 8] and "ε_orth" in shown
-        assert (tmp_path / "random" / "audit_orthogonality.png").is_file()
+        assert (tmp_path / "random" / "seed0" / "audit_orthogonality.png").is_file()
     else:
         found = json.loads((tmp_path / "random" / "diagnosis.json").read_text())
         assert found["full_batch"]["curve"] and "over all samples" in shown
@@ -434,7 +443,7 @@ def test_an_ablation_has_a_curve_by_epoch_that_ends_at_its_figures(tmp_path: Pat
         (["diagnose", "--smoke", "--seeds", "0", "1"], "give one seed"),
         (["table", "--smoke", "--seeds", "0", "0"], "every seed once"),
         (["table", "--smoke", "--rho", "[]"], "leaves nothing to try"),
-        (["run", "--smoke", "--rho", "[0.1, 0.2]"], "rho="),
+        (["run", "--smoke", "--rho", "[0.1, 0.2]"], "which only rosu vision table tries"),
         (["diagnose", "--smoke", "--batch-sizes", "4"], "--batch-sizes belongs to rosu vision audit"),
         (["audit", "--smoke", "--seeds", "0", "1"], "give one seed"),
         (["run", "--smoke", "--forget-until", "holdout", "--protocol", "classwise"], "2.3 for ten classes"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 from ...data.chat_format import ChatFormat, find_format
 from ...errors import ConfigError
 from ...evaluation.model_identity import Model
-from ...evaluation.processes import from_first, started_processes
+from ...evaluation.processes import started_processes
 from ...evaluation.tofu.evaluate import evaluate_tofu
 from ...evaluation.tofu.metrics import TofuSettings
 from ...evaluation.wmdp.evaluate import WmdpSettings, evaluate_loaded, require_lm_eval, write_tasks
@@ -51,7 +50,7 @@ class AuditMeasure(Protocol):
         ...
 
     def __call__(self, model: Any, tokenizer: Any, which: Model, place: Path, name: str) -> dict[str, float]:
-        """Measure; ``place`` is a folder for unfinished results, ``name`` tells this state of the weights."""
+        """Measure; ``place`` is a folder for results on the way, ``name`` tells this state of the weights."""
         ...
 
 
@@ -60,7 +59,6 @@ class TofuFigures:
     """TOFU's figures by OpenUnlearning's names; shared among processes where there are several."""
 
     settings: TofuSettings
-    keep: bool = False  # leave the answers to every question in ``place``
     retain: Path | None = None  # results of the retain model, for forget quality and privleak
 
     benchmark = "tofu"
@@ -77,12 +75,9 @@ class TofuFigures:
         return find_format(self.settings.chat_format, tokenizer, source)
 
     def __call__(self, model: Any, tokenizer: Any, which: Model, place: Path, name: str) -> dict[str, float]:
-        figures = evaluate_tofu(
+        return evaluate_tofu(
             model, tokenizer, self.settings, place, retain=self.retain, identity=name, name=which.source
         )
-        if not self.keep:
-            from_first(lambda: shutil.rmtree(place))
-        return figures
 
 
 @dataclass(frozen=True)

@@ -65,17 +65,32 @@ class AuditRequest:
                             f"{flag} {place} is in the folder of {FLAGS[role]}, which an audit does not write to: give "
                             f"another one, e.g. {flag} audits."
                         )
+        if self.controls is None:
+            return
+        if set(self.models.by_role) == {UNLEARNED}:
+            raise ConfigError(f"--controls {self.controls} has nothing to keep: give --retain, --target or both.")
+        if self.controls.resolve() == self.out.resolve():
+            raise ConfigError(f"--controls and --out are both {self.out}: give two folders, or leave --controls out.")
 
-    def stores(self, cells: str, conditions: Mapping[str, Any]) -> dict[str, AuditStore]:
-        """Role → where its cells are: all in ``out/cells``, or those of the controls in ``controls/cells``."""
+    def stores(self, *asked: tuple[str, Mapping[str, Any]]) -> list[dict[str, AuditStore]]:
+        """For each folder of cells and its conditions: role → where its cells are.
+
+        All in ``out``, or those of the controls in ``controls``. Nothing is changed unless all of them are usable.
+        """
         weights = self.models.weights
-        own = AuditStore(self.out / cells, {"weights": weights, **conditions}, overwrite=self.overwrite)
-        stores = dict.fromkeys(weights, own)
         others = {role: value for role, value in weights.items() if role != UNLEARNED}
-        if self.controls is not None and others:
-            shared = AuditStore(self.controls / cells, {"weights": others, **conditions}, flag="--controls")
-            stores |= dict.fromkeys(others, shared)
-        return stores
+        found = []
+        for cells, conditions in asked:
+            own = AuditStore(self.out / cells, {"weights": weights, **conditions}, overwrite=self.overwrite)
+            stores = dict.fromkeys(weights, own)
+            if self.controls is not None:
+                shared = AuditStore(self.controls / cells, {"weights": others, **conditions}, flag="--controls")
+                stores |= dict.fromkeys(others, shared)
+            found.append(stores)
+        for stores in found:
+            for store in dict.fromkeys(stores.values()):
+                store.claim()
+        return found
 
     def document(
         self, schema: str, conditions: Mapping[str, Any], gains: Mapping[str, str], *packages: str

@@ -24,6 +24,9 @@ CONDITIONS = "conditions.json"
 class AuditStore:
     """Cells in ``folder``, by name; with several processes the first one reads and writes for all.
 
+    Cells of other conditions are refused when it is made; only :meth:`claim` changes anything, so that an audit with
+    several stores is refused by any of them before another one lost its cells.
+
     Args:
         conditions: all that determines a cell's figures beside its name.
         overwrite: drop the cells of an audit under other conditions.
@@ -33,20 +36,30 @@ class AuditStore:
     def __init__(
         self, folder: Path, conditions: Mapping[str, Any], *, overwrite: bool = False, flag: str = "--out"
     ) -> None:
-        self.folder = folder
-        from_first(lambda: self._open(conditions, overwrite, flag))
+        self.folder, self._conditions, self._overwrite = folder, dict(conditions), overwrite
+        from_first(lambda: self._check(flag))
 
-    def _open(self, conditions: Mapping[str, Any], overwrite: bool, flag: str) -> None:
+    def _check(self, flag: str) -> None:
         check_writable(self.folder, f"The folder for results, {str(self.folder)!r} ({flag}),")
         path = self.folder / CONDITIONS
-        if path.is_file() and not overwrite:
-            changed = changed_conditions(read_json(path), conditions)
+        if path.is_file() and not self._overwrite:
+            changed = changed_conditions(read_json(path), self._conditions)
             if changed:
                 way = "Pass --overwrite, or another --out." if flag == "--out" else f"Give another {flag}."
                 raise ConfigError(f"{self.folder} holds cells of another audit: {'; '.join(changed)}. {way}")
-        elif path.is_file():  # the folder is an audit's: cells, and folders of unfinished or detailed results
-            shutil.rmtree(self.folder)
-        write_json(path, conditions)
+
+    def claim(self) -> None:
+        """Note the conditions, and drop the cells there are if they are to be overwritten."""
+        from_first(self._claim)
+
+    def _claim(self) -> None:
+        if self._overwrite and (self.folder / CONDITIONS).is_file():
+            # Aside first: a kill while files disappear must not leave old cells under new conditions.
+            aside = self.folder.with_name(f".{self.folder.name}.old")
+            shutil.rmtree(aside, ignore_errors=True)
+            self.folder.rename(aside)
+            shutil.rmtree(aside)
+        write_json(self.folder / CONDITIONS, self._conditions)
 
     def get(self, name: str) -> dict[str, Any] | None:
         """The cell, if it was measured already."""

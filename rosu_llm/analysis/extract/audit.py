@@ -96,9 +96,9 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
         "max_length": request.max_length,
         "dtype": request.loading.dtype,
     }
-    stores = request.stores(CELLS, conditions)
     shown = {"kept": _content(kept)} if kept else {}  # of these cells alone: other ways may be asked before or after
-    fewshot = request.stores(f"{CELLS}/{FEWSHOT}", {**conditions, **shown}) if kept else {}
+    more = [(f"{CELLS}/{FEWSHOT}", {**conditions, **shown})] if kept else []
+    stores, *others = request.stores((CELLS, conditions), *more)
     jobs = [
         (role, way, seed)
         for role in request.models.by_role
@@ -110,7 +110,7 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
     for number, (role, way, seed) in enumerate(jobs):
         progress("models × ways", number, len(jobs))
         name = f"{role}-{way}" + (f"-seed{seed}" if way == SAMPLE else "")
-        cells = (fewshot if way == FEWSHOT else stores)[role]
+        cells = (others[0] if way == FEWSHOT else stores)[role]
         cell = cells.get(name)
         if cell is None:
             if asking is None or asking.role != role:

@@ -45,16 +45,21 @@ def audited_set(trainer: ROSUMixin, name: str, data: Any) -> AuditedSet:
     count = COUNT[trainer.method_args.loss(name).unit]
     units = [float(count(trainer.data_collator([sample]))) for sample in data]
     samples = usable(name, data, units)
+    digest = hashlib.sha256()
+    for sample in samples:
+        parts = [list(map(int, sample.get(key, ()))) for key in ("input_ids", "labels", "attention_mask")]
+        digest.update(json.dumps(parts).encode())
+    return AuditedSet(np.array([n for n in units if n > 0]), summed_loss(trainer, name, samples), digest.hexdigest())
+
+
+def summed_loss(trainer: ROSUMixin, name: str, samples: Any) -> Callable[[Sequence[int]], Tensor]:
+    """The trainer's loss of some of the samples, by their numbers."""
 
     def loss(numbers: Sequence[int]) -> Tensor:
         batch = trainer.to_device(trainer.data_collator([samples[i] for i in numbers]))
         return trainer.window_loss(name).share(trainer.model_wrapped, batch, 1.0)()
 
-    digest = hashlib.sha256()
-    for sample in samples:
-        parts = [list(map(int, sample.get(key, ()))) for key in ("input_ids", "labels", "attention_mask")]
-        digest.update(json.dumps(parts).encode())
-    return AuditedSet(np.array([n for n in units if n > 0]), loss, digest.hexdigest())
+    return loss
 
 
 def usable(name: str, samples: Any, units: Sequence[float]) -> list[Any]:
@@ -110,10 +115,10 @@ class OrthogonalityPlan:
         return draw_pair(self.seed, pair, (self.forget, self.forget_batch), (self.retain, size))
 
 
-def default_sizes(retain: int) -> tuple[int, ...]:
-    """4, 8, 16, … as far as the retain set allows."""
-    doublings = (retain // SMALLEST).bit_length()
-    return tuple(min(SMALLEST << i, retain) for i in range(max(doublings, 1)))
+def default_sizes(retain: int, smallest: int = SMALLEST) -> tuple[int, ...]:
+    """``smallest`` (4), doubled as far as the retain set allows."""
+    doublings = (retain // smallest).bit_length()
+    return tuple(min(smallest << i, retain) for i in range(max(doublings, 1)))
 
 
 def draw_pair(seed: int, pair: int, forget: tuple[int, int], retain: tuple[int, int]) -> tuple[Indices, Indices]:

@@ -74,7 +74,7 @@ def audit_quantize(request: QuantizeRequest, progress: Progress) -> QuantizeDocu
         "dtype": request.loading.dtype,
         "bitsandbytes": installed_versions("bitsandbytes").get("bitsandbytes"),
     }
-    stores = request.stores(CELLS, conditions)
+    (stores,) = request.stores((CELLS, conditions))
     precisions = (FULL, *dict.fromkeys(request.precisions))
     # The retain model at full precision comes first: others are compared with its results.
     order = sorted(request.models.by_role, key=(RETAIN, INITIAL, UNLEARNED).index)

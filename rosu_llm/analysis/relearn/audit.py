@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, stdev
@@ -13,7 +14,7 @@ from ...data.sources import load_samples, local_file, read_pairs
 from ...data.tofu import split_names
 from ...errors import ConfigError
 from ...evaluation.model_identity import Model
-from ...evaluation.processes import joined_device, started_processes
+from ...evaluation.processes import from_first, joined_device, started_processes
 from ...evaluation.tofu.run import load, load_tokenizer
 from ...files import digest
 from ..controls.measures import AuditMeasure
@@ -104,7 +105,7 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
         "dtype": request.loading.dtype,
     }
     conditions["attack"].pop("micro_batch")
-    stores = request.stores(CELLS, conditions)
+    (stores,) = request.stores((CELLS, conditions))
     cells: list[RelearnCell] = []
     rows: dict[str, int] = {}
     jobs = [(role, share, seed) for seed in request.seeds for share in shares for role in request.models.by_role]
@@ -144,8 +145,10 @@ def _attack(
     def observe(step: int, state: Any) -> None:
         nonlocal done
         name = names[step]
-        figures = request.measure(state, tokenizer, which, store.folder / name, f"{store.folder.name} {name}")
+        place = request.out / CELLS / name  # not among shared cells, where another audit may measure the same
+        figures = request.measure(state, tokenizer, which, place, f"{CELLS} {name}")
         store.put(name, cell := {"figures": figures})
+        from_first(lambda: shutil.rmtree(place, ignore_errors=True))  # only now: a kill leaves both or the cell
         found[step] = cell
         done += 1
         progress("evaluated states", done, len(steps))
