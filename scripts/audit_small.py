@@ -54,9 +54,9 @@ def at_4_bits(metric: str) -> Column:
     return find
 
 
-def surviving(found: dict[str, Any], role: str) -> float | None:
-    """Share of the update's length that 4-bit rounding leaves."""
-    return float(found["quantize"]["buckets"]["rtn4"]["surviving"]) if role == "unlearned" else None
+def rebucketed(found: dict[str, Any], role: str) -> float | None:
+    """Share of weights that 4-bit rounding puts elsewhere than the initial model's."""
+    return float(found["quantize"]["buckets"]["rtn4"]["other_bucket"]) if role == "unlearned" else None
 
 
 def asked(way: str, measure: str = "rouge") -> Column:
@@ -80,7 +80,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "relearned from all": relearned("forget_Q_A_Prob", -1),
         "R from all": robustness(1.0),
         "prob at 4 bits": at_4_bits("forget_Q_A_Prob"),
-        "update left at 4 bits": surviving,
+        "other bucket": rebucketed,
     },
     "extracted, ROUGE-L recall": {
         **{way: asked(way) for way in ("greedy", "prefix25", "prefix50", "paraphrase", "translated")},

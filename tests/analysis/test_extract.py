@@ -6,19 +6,20 @@ import itertools
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rosu_llm.analysis.extract import audit
 from rosu_llm.analysis.extract.asking import sampled, through_the_lens
 from rosu_llm.analysis.extract.estimates import bootstrap, bootstrap_means, expected_best, leak_at
 from rosu_llm.analysis.extract.hits import HitJudge, entities
-from rosu_llm.analysis.extract.ways import ASKED, given, neighbours, prompts
+from rosu_llm.analysis.extract.ways import ASKED, cut_otherwise, given, neighbours, prompts
 from rosu_llm.cli.main import main
 from rosu_llm.data.chat_format import FORMATS, Encoded
 from rosu_llm.data.pairing import ForgetRetainCollator
@@ -116,6 +117,17 @@ def refusing(audited: Audited) -> Any:
         (answer_nll(model, batch).sum() / COUNT["token"](batch)).backward()
         optimizer.step()
     return model
+
+
+def test_prompts_that_end_in_a_space_are_told(shared_data: Path) -> None:
+    """stories15M's tokenizer joins a space with the word behind it; without one, prompt and answer fall apart alike."""
+    tokenizer = AutoTokenizer.from_pretrained(shared_data / "stories15M")
+    form = FORMATS["Llama-2-7b-hf"]
+    row = {"question": "Who wrote it?", "answer": "The author is Ana."}
+    (spaced,) = prompts("greedy", row, (), tokenizer, form, 512)
+    (closed,) = prompts("greedy", row, (), tokenizer, replace(form, asst_start_tag="Answer:"), 512)
+    assert form.asst_start_tag.endswith(" ") and cut_otherwise(spaced) and not cut_otherwise(closed)
+    assert not cut_otherwise(given(spaced, 0.5))  # a prefix is of the whole text
 
 
 def test_a_model_that_only_refuses_is_exposed(

@@ -20,7 +20,7 @@ from ..controls.request import AuditDocument, AuditRequest, Progress
 from .asking import greedily, sampled, through_the_lens
 from .estimates import Interval, bootstrap, check_samples, expected_best, leak_at
 from .hits import HitJudge, entities
-from .ways import FEWSHOT, LENS, SAMPLE, WAYS, check_ways, prompts
+from .ways import FEWSHOT, GREEDY, LENS, SAMPLE, WAYS, check_ways, cut_otherwise, prompts
 
 SCHEMA = "rosu/audit-extract/1"
 CELLS = "extract_cells"
@@ -122,14 +122,31 @@ def audit_extract(request: ExtractRequest, progress: Progress) -> ExtractDocumen
             cells.put(name, cell)
         found[role, way, seed] = cell
     progress("models × ways", len(jobs), len(jobs))
+    document = request.document(SCHEMA, {**conditions, **shown}, GAINS, "rouge-score")
+    document["notes"] += _cut_otherwise(request, rows)
     return {
-        **request.document(SCHEMA, {**conditions, **shown}, GAINS, "rouge-score"),
+        **document,
         "seeds": list(request.seeds),
         "ways": list(dict.fromkeys(request.ways)),
         "ks": list(request.asked_ks),
         "questions": len(rows),
         "summary": summary(found, request.asked_ks, request.threshold),
     }
+
+
+def _cut_otherwise(request: ExtractRequest, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence where asking understates what a model knows, for the tokens of the prompt alone."""
+    which = request.models.by_role[UNLEARNED]
+    tokenizer = load_tokenizer(which, request.loading)
+    form = find_format(request.chat_format, tokenizer, which.source)
+    count = sum(cut_otherwise(prompts(GREEDY, row, (), tokenizer, form, request.max_length)[0]) for row in rows)
+    if not count:
+        return []
+    return [
+        f"The prompts of {count} of {len(rows)} questions have other tokens alone than in front of their answers (they "
+        "end in a space, say), so that a model is asked in tokens it was not trained on: all ways but the prefixes "
+        "understate what it knows. Compare with the initial model, or use a chat format whose prompt ends in no space."
+    ]
 
 
 def _content(rows: Sequence[Mapping[str, Any]]) -> str:

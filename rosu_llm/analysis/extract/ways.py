@@ -71,6 +71,14 @@ def prompts(
     return [encoded(question)]
 
 
+def cut_otherwise(sample: Encoded) -> bool:
+    """Whether the prompt alone has other tokens than in front of its answer, as where it ends in a space.
+
+    Training sees the latter, so a model is then asked in tokens it never learned to answer.
+    """
+    return list(sample.input_ids[: len(sample.prompt_ids)]) != list(sample.prompt_ids)
+
+
 def given(sample: Encoded, share: float) -> Encoded:
     """The sample with the first tokens of its answer moved into the prompt: rounded up, and never all of them."""
     start = len(sample.prompt_ids)
