@@ -43,13 +43,14 @@ def robustness(share: float) -> Column:
     return find
 
 
-def at_4_bits(metric: str) -> Column:
-    """A metric of the rounded model."""
+def figure(name: str, precision: str = "full", kind: str = "figures") -> Column:
+    """A metric or score of the model in one precision."""
 
     def find(found: dict[str, Any], role: str) -> float | None:
         cells = found["quantize"]["cells"]
-        rounded = next(cell for cell in cells if (cell["role"], cell["precision"]) == (role, "rtn4"))
-        return float(rounded["figures"][metric])
+        cell = next(each for each in cells if (each["role"], each["precision"]) == (role, precision))
+        value = cell[kind].get(name)
+        return None if value is None else float(value)
 
     return find
 
@@ -74,12 +75,13 @@ TABLES: dict[str, dict[str, Column]] = {
     "relearned and rounded": {
         "EM": relearned("exact_memorization", 0),
         "retain prob": relearned("retain_Q_A_Prob", 0),
+        "Priv": figure("Priv", kind="scores"),
         "prob": relearned("forget_Q_A_Prob", 0),
         "relearned from ¼": relearned("forget_Q_A_Prob", -1, 0.25),
         "R from ¼": robustness(0.25),
         "relearned from all": relearned("forget_Q_A_Prob", -1),
         "R from all": robustness(1.0),
-        "prob at 4 bits": at_4_bits("forget_Q_A_Prob"),
+        "prob at 4 bits": figure("forget_Q_A_Prob", "rtn4"),
         "other bucket": rebucketed,
     },
     "extracted, ROUGE-L recall": {
