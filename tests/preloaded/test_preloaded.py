@@ -75,7 +75,11 @@ def test_a_client_that_says_nothing_does_no_harm() -> None:
 
 def test_what_is_read_on_import_is_left_to_the_real_one() -> None:
     code = "import sys; print(sys.executable)"
-    for variables, expected in (({}, interpreter()), ({"HF_HOME": "elsewhere"}, sys.executable)):
+    for variables, expected in (
+        ({}, interpreter()),
+        ({"HF_XET_HIGH_PERFORMANCE": "1"}, interpreter()),  # of a worker that imported lm-eval
+        ({"HF_HOME": "elsewhere"}, sys.executable),
+    ):
         done = subprocess.run(
             [interpreter(), "-c", code],
             env=beside({**os.environ, **variables}),
