@@ -61,7 +61,7 @@ def test_every_documented_rosu_command_runs(words: list[str], tmp_path: Path, mo
         arguments = call[call.index("rosu_llm") + 1 :]
     if "--list-settings" not in arguments:
         arguments.append("--smoke")
-        for flag in ("--output-dir", "--out", "--output"):
+        for flag in ("--output-dir", "--out", "--output", "--frontier"):
             if flag in arguments:
                 arguments[arguments.index(flag) + 1] = str(tmp_path / "out")
         if arguments[0] == "train" and "--output-dir" not in arguments:
