@@ -15,7 +15,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-#: Task → the learning rates and lengths that every method tries, the number of trials, and the reported seeds.
+#: Task → the learning rates and lengths that every method tries, the number of trials, and the reported seeds; ``values``
+#: are tried there in place of the methods' usual ones, which are for larger models.
 TASKS: dict[str, dict[str, Any]] = {
     "people": {
         "common": {"learning_rate": (2e-4, 5e-4, 1e-3, 2e-3), "num_train_epochs": (10, 20, 40)},
@@ -23,7 +24,8 @@ TASKS: dict[str, dict[str, Any]] = {
         "seeds": (0, 1, 2, 3, 4),
     },
     "authors": {
-        "common": {"learning_rate": (5e-5, 1e-4, 2e-4, 3e-4), "num_train_epochs": (5, 10, 15)},
+        "common": {"learning_rate": (5e-5, 1e-4, 2e-4, 3e-4), "num_train_epochs": (5, 10)},
+        "values": {"rho": (0.02, 0.05, 0.1, 0.4)},
         "trials": 4,
         "seeds": (0, 1, 2),
     },
@@ -54,15 +56,16 @@ def make_task(options: argparse.Namespace) -> Any:
         "forget_data": f"{options.data}:forget01",
         "retain_data": f"{options.data}:retain99",
         "holdout_data": f"{options.data}:level",
-        "per_device_train_batch_size": 16,
+        "per_device_train_batch_size": 8,
         "per_device_eval_batch_size": 32,
         "lr_scheduler_type": "linear",
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
         "use_cpu": options.use_cpu,
+        "bf16": options.bf16,
     }
     if options.task == "instruct":
-        values["chat_format"] = "tokenizer"
+        values |= {"chat_format": "tokenizer", "per_device_train_batch_size": 4}
     return ConfigTask(values, retain_model=options.retain_model, unseen_data=f"{options.data}:holdout01")
 
 
@@ -78,6 +81,7 @@ def main() -> int:
     parser.add_argument("--retain-model", help="the model that never learned the forget data")
     parser.add_argument("--data", help="a folder of TOFU's files")
     parser.add_argument("--use-cpu", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="train in mixed precision; models are measured in float32")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -97,7 +101,12 @@ def main() -> int:
     try:
         quiet(threads=1 if options.task == "people" else None)
         contest = Contest(
-            names, plan["common"], options.trials or plan["trials"], SEARCH_SEED, options.seeds or plan["seeds"]
+            names,
+            plan["common"],
+            options.trials or plan["trials"],
+            SEARCH_SEED,
+            options.seeds or plan["seeds"],
+            values=plan.get("values", {}),
         )
         task = make_task(options)
         models = sum(len(task.reference_seeds(seeds)) for seeds in ([SEARCH_SEED], contest.seeds)) * len(

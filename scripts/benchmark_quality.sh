@@ -6,20 +6,22 @@
 #   scripts/benchmark_quality.sh authors --model Xenova/llama2.c-stories15M [--data locuslab/TOFU]
 #   scripts/benchmark_quality.sh instruct [--data locuslab/TOFU]     SmolLM2-135M-Instruct
 #
-# Flags: --out outputs/benchmark, --model and --data as above, --smoke (a toy model; its figures mean nothing).
-# From the environment: METHODS, TRIALS, SEEDS (default: all, and what scripts/benchmark_quality.py says of the task).
+# Flags: --out outputs/benchmark, --model and --data as above, --bf16 (mixed precision, where the processor has it), --smoke
+# (a toy model; its figures mean nothing). From the environment: METHODS, TRIALS, SEEDS (default: all, and what
+# scripts/benchmark_quality.py says of the task), QUESTIONS to forget (default: 40 and 20, two authors and one).
 set -euo pipefail
 
-out=outputs/benchmark data=locuslab/TOFU model= task= smoke=0
+out=outputs/benchmark data=locuslab/TOFU model= task= smoke=0 bf16=()
 while [ $# -gt 0 ]; do
   case $1 in
     people | authors | instruct) task=$1 && shift ;;
     --out) out=$2 && shift 2 ;;
     --data) data=$2 && shift 2 ;;
     --model) model=$2 && shift 2 ;;
+    --bf16) bf16=(--bf16) && shift ;;
     --smoke) smoke=1 && shift ;;
     *)
-      echo "benchmark_quality.sh: '$1' is not understood; give people, authors or instruct, and --out, --data, --model, --smoke." >&2
+      echo "benchmark_quality.sh: '$1' is not understood; give people, authors or instruct, and --out, --data, --model, --bf16, --smoke." >&2
       exit 2
       ;;
   esac
@@ -39,8 +41,9 @@ here=$out/$task flags=()
 mkdir -p "$here"
 
 if [ "$task" != people ]; then
-  limit=40 epochs=20 rate=1e-3 batch=16 format=()
-  [ "$task" = instruct ] && limit=20 epochs=5 rate=2e-4 batch=8 format=(--chat-format tokenizer)
+  limit=40 epochs=15 rate=5e-4 batch=8 format=()
+  [ "$task" = instruct ] && limit=20 epochs=5 rate=2e-4 format=(--chat-format tokenizer)
+  limit=${QUESTIONS:-$limit}
   [ "$smoke" = 1 ] && limit=3 epochs=1
   if [ -z "$model" ]; then
     model=$here/base
@@ -53,11 +56,11 @@ if [ "$task" != people ]; then
     folder=$here/${part%%:*}
     [ -f "$folder/model.safetensors" ] && continue
     rosu train --method finetune --model-name-or-path "$model" --retain-data "$here/data:${part##*:}" --use-cpu true \
-      "${format[@]}" --per-device-train-batch-size "$batch" --num-train-epochs "$epochs" --learning-rate "$rate" \
+      "${format[@]}" ${bf16:+--bf16 true} --per-device-train-batch-size "$batch" --num-train-epochs "$epochs" --learning-rate "$rate" \
       --lr-scheduler-type linear --max-grad-norm 1.0 --save-strategy no --report-to none --seed 0 --overwrite true \
       --output-dir "$folder"
   done
-  flags+=(--model "$here/target" --retain-model "$here/retain" --data "$here/data" --use-cpu)
+  flags+=(--model "$here/target" --retain-model "$here/retain" --data "$here/data" --use-cpu "${bf16[@]}")
 fi
 [ "$smoke" = 0 ] || flags+=(--smoke)
 # shellcheck disable=SC2206  # words

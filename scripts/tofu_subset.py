@@ -35,6 +35,8 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder to make")
     parser.add_argument("--limit", type=int, default=20, help="questions to forget, and to ask per set")
     options = parser.parse_args()
+    if options.limit < 1:
+        parser.error(f"--limit {options.limit} leaves nothing to forget: give 1 or more.")
     rows = {name: tofu_rows(options.source, name, limit=times * options.limit) for name, times in SETS.items()}
     known = {row["question"] for row in tofu_rows(options.source, "holdout01")}
     others = [row for row in tofu_rows(options.source, "holdout10") if row["question"] not in known]

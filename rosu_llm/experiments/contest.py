@@ -141,6 +141,7 @@ class Contest:
         trials: settings that each tries on the seed ``search_seed``.
         seeds: those that are reported.
         own: further settings of single contestants, such as a file that only they read.
+        values: setting → what contestants that search it try on this task, in place of their usual values.
     """
 
     names: Sequence[str]
@@ -149,6 +150,7 @@ class Contest:
     search_seed: int
     seeds: Sequence[int]
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -173,14 +175,24 @@ def shared_draws(common: Mapping[str, Sequence[Any]], count: int | None) -> list
 
 
 def search_variants(name: str, contest: Contest) -> list[Variant]:
-    """The trials of a contestant: shared draws of the common settings, each with a draw of its own ones."""
-    one, draw = CONTESTANTS[name], np.random.default_rng(list(name.encode()))
+    """The trials of a contestant: shared draws of the common settings, each with values of its own ones.
+
+    A setting's values come in an order that depends on its name alone, none again before all were tried: two
+    contestants that search a radius try the same one beside the same learning rate, and a bounded one what the
+    unbounded one tries.
+    """
+    one = CONTESTANTS[name]
+    knobs = {key: _shuffled(key, contest.values.get(key, values)) for key, values in one.knobs.items()}
     variants = []
     for number, common in enumerate(shared_draws(contest.common, contest.trials)):
-        own = {key: values[int(draw.integers(len(values)))] for key, values in one.knobs.items()}
+        own = {key: values[number % len(values)] for key, values in knobs.items()}
         fixed = {**one.settings, **contest.own.get(name, {})}
         variants.append(Variant(f"{one.label} #{number}", {**fixed, **common, **own}))
     return variants
+
+
+def _shuffled(key: str, values: Sequence[Any]) -> list[Any]:
+    return [values[i] for i in np.random.default_rng(list(key.encode())).permutation(len(values))]
 
 
 def run_contest(

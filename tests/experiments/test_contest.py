@@ -71,6 +71,23 @@ def test_all_try_the_same_rates_and_lengths_with_settings_that_exist() -> None:
         assert (one.settings.get("forget_until", "off") == "holdout") == name.endswith("_bounded")
 
 
+def test_a_setting_that_several_search_has_the_same_values_in_all_of_them() -> None:
+    contest = Contest(list(CONTESTANTS), COMMON, 4, 10, [0], values={"rho": (0.02, 0.05, 0.1, 0.4)})
+    tried = {
+        name: {key: [variant.settings[key] for variant in search_variants(name, contest)] for key in one.knobs}
+        for name, one in CONTESTANTS.items()
+    }
+    radii = [own["rho"] for own in tried.values() if "rho" in own]
+    assert len(radii) == 12 and all(own == radii[0] for own in radii)
+    assert sorted(radii[0]) == [0.02, 0.05, 0.1, 0.4]  # the task's, each once
+    for name in ("graddiff", "npo", "gu", "rosu"):
+        assert tried[name] == tried[f"{name}_bounded"]
+    for own in tried.values():
+        for key, values in own.items():
+            counts = [values.count(value) for value in values]
+            assert max(counts) <= min(counts) + 1, (key, values)  # none again before all were tried
+
+
 def test_the_highest_agg_mu_of_the_searched_seed_is_judged_on_the_others(tmp_path: Path) -> None:
     stand_in = task()
     document = run_contest(stand_in, CONTEST, tmp_path, Silent())
