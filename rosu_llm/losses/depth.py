@@ -2,7 +2,8 @@
 
 The gradient of a sample is weighted by clip((T − ℓ)/margin, 0, 1): ℓ is the negative log-likelihood of its answer now,
 per token (of an image: of its class), and T what it should become. What is as unlikely as data never seen is left
-alone, and taken up again if it comes back. The weight multiplies the gradient where it enters the logits, so every loss
+alone, and taken up again if it comes back. Single tokens may have a T each. Raising some then drags the others of their
+answer beyond theirs, so a token's weight may be multiplied by that of its whole answer (:class:`Depth`, ``whole``). The weight multiplies the gradient where it enters the logits, so every loss
 that reads them is bounded alike. It is taken at the first pass of a step and stays through the others; no gradient goes
 through it.
 """
@@ -36,10 +37,11 @@ class Depth:
     Args:
         targets: T per row (shape [batch]), or per predicting position (shape [batch, length − 1]).
         margin: distance from T at which a sample has its full weight.
+        whole: with T per position, weigh every position by its whole row, too.
     """
 
-    def __init__(self, targets: Targets, margin: float) -> None:
-        self._targets, self._margin = targets, margin
+    def __init__(self, targets: Targets, margin: float, *, whole: bool = False) -> None:
+        self._targets, self._margin, self._whole = targets, margin, whole
         #: The mean weight of the first step with any, which a resumed run must know.
         self.start: float | None = None
         self._seen: list[Tensor] = []  # on their device until they are read
@@ -52,10 +54,16 @@ class Depth:
     def weigh(self, levels: Tensor, batch: Batch) -> Tensor:
         """The weight of every row or position, from −log p of every answer token; noted for the logs."""
         targets, now, counted = self._compared(levels, batch)
-        weights = ((targets - now) / self._margin).clamp(0.0, 1.0) * counted
+        weights = self._share(targets - now) * counted
+        if self._whole:
+            rows = sample_nll((targets - levels) * counted, batch["labels"])
+            weights = weights * self._share(rows)[:, None]
         found = (counted, weights, counted & (weights == 0.0), targets * counted, now * counted)
         self._seen.append(torch.stack([part.sum(dtype=_sum_dtype(now)) for part in found]))
         return weights
+
+    def _share(self, left: Tensor) -> Tensor:
+        return (left / self._margin).clamp(0.0, 1.0)
 
     @torch.no_grad()
     def distance(self, levels: Tensor, batch: Batch) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from .blocks import Block, Footnotes, Row, Section, Table, TableCell, Text, show
 
 FIGURES = {**{name: ANSWER_COLUMNS[name] for name in DISTANCE}, "degenerate": "degenerate"}
 BOUND_NOTE = (
-    "* forgets every token until the level of held-out samples that no figure uses: such rows know more than others."
+    "* forgets until the level of held-out samples that no figure uses: such rows know more than others."
 )
 
 

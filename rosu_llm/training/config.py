@@ -28,7 +28,9 @@ from .values import coerce
 REDUCTIONS = ("window_tokens", "micro_mean")
 #: Where the targets of bounded forgetting may come from, and what they may be of.
 SOURCES = ("holdout", "base", "alternates")
-LEVELS = ("sequence", "token")
+#: Those with a target for every token.
+TOKEN_LEVELS = ("token", "both")
+LEVELS = ("sequence", *TOKEN_LEVELS)
 #: What a budget may bound.
 BUDGETS = ("loss", "kl")
 #: Settings that are a number or one of these names.
@@ -127,7 +129,8 @@ class MethodArguments:
     )
     forget_margin: float = field(default=1.0, metadata=_help("Distance from it at which a sample has full weight."))
     forget_level: str = field(
-        default="sequence", metadata=_help("Whether whole answers or single tokens reach it: sequence or token.")
+        default="sequence",
+        metadata=_help("What reaches it: whole answers (sequence), every token for itself (token), or both."),
     )
     forget_draw: bool = field(
         default=True, metadata=_help("holdout: one loss drawn for each sample; false takes their mean for all.")
@@ -332,7 +335,7 @@ class MethodArguments:
                     f"{name}={getattr(self, name)!r} measures answer tokens, and the loss 'classification' has none: "
                     "leave it out."
                 )
-        if self.forget_until in ("base", "alternates") or self.forget_level == "token":
+        if self.forget_until in ("base", "alternates") or self.forget_level in TOKEN_LEVELS:
             raise ConfigError(
                 f"forget_until={self.forget_until!r} with forget_level={self.forget_level!r} is for answers of several "
                 "tokens, and the loss 'classification' has one label: give forget_until='holdout' or a number, and "
@@ -386,9 +389,9 @@ class MethodArguments:
             )
         if self.forget_level not in LEVELS:
             raise unknown("forget_level", self.forget_level, LEVELS)
-        if self.forget_level == "token" and until == "alternates":
+        if self.forget_level in TOKEN_LEVELS and until == "alternates":
             raise ConfigError(
-                "forget_level='token' needs a target for every token, and alternate answers have others: "
+                f"forget_level={self.forget_level!r} needs a target for every token, and alternate answers have others: "
                 "use 'holdout', 'base' or a number, or forget_level='sequence'."
             )
         spec = self.loss("forget")
@@ -397,9 +400,9 @@ class MethodArguments:
                 f"forget_until stops where the loss of the answer is high enough, and forget_loss={self.forget_loss!r} "
                 "computes that of the refusals alone: set forget_until='off', or use forget_loss='idk_dpo'."
             )
-        if spec.alternative != "none" and self.forget_level == "token":
+        if spec.alternative != "none" and self.forget_level in TOKEN_LEVELS:
             raise ConfigError(
-                f"forget_level='token' weighs the tokens of the answer, and forget_loss={self.forget_loss!r} compares "
+                f"forget_level={self.forget_level!r} weighs the tokens of the answer, and forget_loss={self.forget_loss!r} compares "
                 "two whole answers: use forget_level='sequence'."
             )
         if spec.reference == "activations":

@@ -25,7 +25,7 @@ from ..losses.depth import Depth, sample_nll
 from ..losses.language import IGNORE, answer_mask
 from ..losses.reference import SampleValues, evaluating, sample_keys
 from ..losses.registry import Batch
-from .config import MethodArguments
+from .config import TOKEN_LEVELS, MethodArguments
 
 TARGETS_FILE = "rosu_targets.safetensors"
 #: How many similar held-out samples stand for one forget sample.
@@ -64,7 +64,7 @@ class Bound:
     def __init__(self, settings: MethodArguments, seed: int) -> None:
         self._settings, self._seed = settings, seed
         self.targets = SampleValues()
-        self.depth = Depth(self._of, settings.forget_margin)
+        self.depth = Depth(self._of, settings.forget_margin, whole=settings.forget_level == "both")
 
     @property
     def measured(self) -> bool:
@@ -93,7 +93,7 @@ class Bound:
 
     def _holdout(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
         assert unseen.holdout is not None
-        if self._settings.forget_level == "token":
+        if self._settings.forget_level in TOKEN_LEVELS:
             return self._holdout_tokens(model, unseen)
         found = _levels(model, unseen.holdout(), "holdout_dataset")
         keys = [key for batch in unseen.forget() for key in sample_keys(batch)]
@@ -125,7 +125,7 @@ class Bound:
 
     def _base(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
         assert unseen.base is not None
-        each_token = self._settings.forget_level == "token"
+        each_token = self._settings.forget_level in TOKEN_LEVELS
         return {**unseen.merge(dict(_measured(unseen.base(), unseen.share(), each_token=each_token)))}
 
     def _alternates(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
@@ -138,7 +138,7 @@ class Bound:
 
     def _of(self, batch: Batch) -> Tensor:
         labels = batch["labels"]
-        token = self._settings.forget_level == "token"
+        token = self._settings.forget_level in TOKEN_LEVELS
         mask = answer_mask(labels)
         if not self.measured:
             shape = mask.shape if token else mask.shape[:1]

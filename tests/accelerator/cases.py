@@ -36,7 +36,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "memory": {"protect": "memory"},
     "refreshed memory": {"protect": "memory", "memory_refresh": 2},
     "bounded, automatic radius": {"forget_until": "holdout", "forget_margin": 0.2, "rho": "auto"},
-    "bounded by token": {"forget_until": "holdout", "forget_level": "token", "forget_margin": 0.2},
+    "bounded by token": {"forget_until": "holdout", "forget_level": "both", "forget_margin": 0.2},
     "calibrated": {"calibrate": "holdout"},
     "budget": {"budget": 10.0, "budget_every": 2},
     "budget of KL": {"budget": 10.0, "budget_measure": "kl", "budget_every": 2},

@@ -38,9 +38,9 @@ def gradient(net: CleanLM, loss: Tensor) -> Tensor:
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(net.parameters()))])
 
 
-def bounded(net: CleanLM, name: str, given: Tensor, margin: float = 0.5) -> tuple[Tensor, Depth]:
+def bounded(net: CleanLM, name: str, given: Tensor, *, whole: bool = False) -> tuple[Tensor, Depth]:
     batch = naive.padded(BATCH, 14)
-    depth = Depth(lambda _: given, margin)
+    depth = Depth(lambda _: given, 0.5, whole=whole)
     with depth.gate(batch).on(net):
         return get_loss(name, "forget").function(net, batch, context(net)), depth
 
@@ -69,19 +69,29 @@ def test_each_share_is_weighted_by_its_distance_from_the_target(name: str) -> No
     assert depth.logs(lambda values: values) == {}
 
 
-def test_single_tokens_have_targets_of_their_own() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_single_tokens_have_targets_of_their_own(whole: bool) -> None:
+    """With ``whole``, a token is raised only as far as its answer is below the mean of its tokens' targets, too."""
     net, batch = model(), naive.padded(BATCH, 14)
     given = torch.rand(len(BATCH), 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 8.0
-    loss, _ = bounded(net, "nll", given)
+    loss, depth = bounded(net, "nll", given, whole=whole)
     logits = net(**{k: batch[k] for k in ("input_ids", "attention_mask")}).logits
     expected: Tensor = torch.zeros((), dtype=torch.float64)
+    shares, reached, answered = [], 0, 0
     for i, sample in enumerate(BATCH):
-        for t, label in enumerate(sample["labels"]):
-            if t > 0 and label != -100:
-                token = -logits[i, t - 1].log_softmax(-1)[label]
-                weight = min(1.0, max(0.0, (float(given[i, t - 1]) - token.item()) / 0.5))
-                expected = expected + weight * token
+        places = [t for t, label in enumerate(sample["labels"]) if t > 0 and label != -100]
+        tokens = [-logits[i, t - 1].log_softmax(-1)[sample["labels"][t]] for t in places]
+        gaps = [float(given[i, t - 1]) - token.item() for t, token in zip(places, tokens, strict=True)]
+        if whole and gaps:
+            shares.append(min(1.0, max(0.0, sum(gaps) / len(gaps) / 0.5)))
+        for token, gap in zip(tokens, gaps, strict=True):
+            weight = min(1.0, max(0.0, gap / 0.5)) * (shares[-1] if whole else 1.0)
+            expected = expected + weight * token
+            reached, answered = reached + (weight == 0.0), answered + 1
+    if whole:
+        assert min(shares) == 0.0 and any(0.0 < share <= 1.0 for share in shares)  # answers of both kinds
     assert torch.allclose(gradient(net, loss), gradient(net, expected), rtol=1e-10, atol=1e-12)
+    assert depth.logs(lambda values: values)["depth/reached"] == pytest.approx(reached / answered)
 
 
 def test_weights_stay_through_the_passes_of_a_step() -> None:

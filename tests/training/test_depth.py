@@ -175,11 +175,11 @@ def naive_distance(vector: torch.Tensor, target: float, level: str) -> float:
     model = tiny_llama()
     torch.nn.utils.vector_to_parameters(vector.to(next(model.parameters())), model.parameters())
     losses = [naive.token_losses(model, sample) for sample in FORGET]
-    found = [x for own in losses for x in own] if level == "token" else [np.mean(own) for own in losses]
+    found = [x for own in losses for x in own] if level != "sequence" else [np.mean(own) for own in losses]
     return float(np.mean([abs(target - x) for x in found]))
 
 
-@pytest.mark.parametrize("level", ["sequence", "token"])
+@pytest.mark.parametrize("level", ["sequence", "token", "both"])
 def test_the_closest_weights_are_kept(level: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "forget_until": 4.5, "forget_level": level, "keep_best": "depth", "budget_every": 2, "max_steps": 9,
@@ -233,6 +233,7 @@ def test_adapters_are_bounded_too(tmp_path: Path) -> None:
         ({"forget_until": float("nan")}, ConfigError, "positive"),
         ({"forget_until": 2.0, "forget_margin": 0.0}, ConfigError, "forget_margin=0.0"),
         ({"forget_until": "alternates", "forget_level": "token"}, ConfigError, "for every token"),
+        ({"forget_until": "alternates", "forget_level": "both"}, ConfigError, "forget_level='both' needs"),
         ({"forget_until": 2.0, "forget_level": "word"}, ConfigError, "forget_level"),
         ({"forget_until": 2.0, "method": "ft"}, ConfigError, "forgets nothing"),
     ],

@@ -139,6 +139,7 @@ def test_bounded_forgetting_looks_at_the_answer_under_the_current_weights(
         ({"forget_loss": "satimp", "satimp_beta2": -1.0}, "satimp_beta2=-1.0 must be finite and not negative"),
         ({"forget_loss": "idk_nll", "forget_until": 3.0}, "that of the refusals alone.*idk_dpo"),
         ({"forget_loss": "altpo", "forget_until": 3.0, "forget_level": "token"}, "two whole answers.*'sequence'"),
+        ({"forget_loss": "altpo", "forget_until": 3.0, "forget_level": "both"}, "two whole answers.*'sequence'"),
         ({"retain_loss": "undial"}, "cannot work as a retain loss"),
     ],
 )

@@ -247,6 +247,7 @@ def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
         ({"lr_drops": [100.0]}, "shares of the run"),
         ({"forget_until": "base"}, "the loss 'classification' has one label: give forget_until='holdout' or a number"),
         ({"forget_until": 2.0, "forget_level": "token"}, "forget_level='sequence'"),
+        ({"forget_until": 2.0, "forget_level": "both"}, "forget_level='sequence'"),
         ({"forget_until": 2.0, "keep_best": "depth"}, "measures answer tokens"),
         ({"budget": 0.1}, "measures answer tokens"),
         ({"retain_loss": "nll"}, "different models"),
