@@ -5,6 +5,7 @@ All figures but one come from a forward pass per sample under teacher forcing; t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from statistics import mean
@@ -101,14 +102,19 @@ def degenerate_share(model: Any, samples: Samples, tokenizer: Any, *, length: in
 
 
 def is_degenerate(text: str, *, longest: int = 8) -> bool:
-    """Whether an answer is noise: nothing at all, or the same words (up to ``longest``) three times in a row."""
+    """Whether an answer is noise: nothing but punctuation, or the same again and again.
+
+    The same are up to ``longest`` words three times in a row, or as many letters of one word eight times.
+    """
     words = text.split()
     for size in range(1, longest + 1):
         for start in range(len(words) - 3 * size + 1):
             first, second, third = (words[start + i * size : start + (i + 1) * size] for i in range(3))
             if first == second == third:
                 return True
-    return not words
+    if re.search(rf"([^\W\d_]{{1,{longest}}}?)\1{{7}}", text):
+        return True
+    return not any(character.isalnum() for character in text)
 
 
 def membership_auc(members: Tensor, others: Tensor) -> float:

@@ -124,7 +124,13 @@ def test_the_attack_needs_both_sides(empty: str) -> None:
         ("a b c a b d a b e", False),
         ("1 2 3 4 5 6 7 8 " * 3, True),
         ("1 2 3 4 5 6 7 8 9 " * 3, False),
+        ("........................................", True),  # no words, though not empty
+        ("? ! ,", True),
+        ("explexplexplexplexplexplexplexpl", True),  # one word for whom words are between spaces
+        ("The answer is aaaaaaaa.", True),
+        ("Hmm... well, she sold 100000000 copies!!", False),
+        ("东京", False),
     ],
 )
-def test_an_answer_is_noise_where_it_repeats_itself_three_times_in_a_row(text: str, noise: bool) -> None:
+def test_an_answer_is_noise_where_it_says_nothing_or_the_same_again_and_again(text: str, noise: bool) -> None:
     assert is_degenerate(text) is noise
