@@ -15,8 +15,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-#: Task → the learning rates and lengths that every method tries, the number of trials, and the reported seeds; ``values``
-#: are tried there in place of the methods' usual ones, which are for larger models.
+#: Task → the learning rates and lengths that every method tries, the number of trials, and the reported seeds.
+#: ``values`` are tried there in place of the methods' usual ones, which are for larger models.
 TASKS: dict[str, dict[str, Any]] = {
     "people": {
         "common": {"learning_rate": (2e-4, 5e-4, 1e-3, 2e-3), "num_train_epochs": (10, 20, 40)},

@@ -168,8 +168,8 @@ def known_settings(values: Mapping[str, Any]) -> set[str]:
 def complete(values: Mapping[str, Any]) -> dict[str, Any]:
     """The canonical settings; unknown names and values of the wrong type are refused, impossible ones are not."""
     chosen, typed = type_values(values)
-    theirs = _defaults(TrainingArguments)
-    ours = {**_defaults(RunArguments), **_defaults(chosen)}
+    theirs = field_defaults(TrainingArguments)
+    ours = {**field_defaults(RunArguments), **field_defaults(chosen)}
     ours = {name: value for name, value in ours.items() if name not in theirs}
     result = dict(ours)
     for name, value in typed.items():
@@ -194,7 +194,8 @@ def as_number(name: str, value: Any) -> Any:
         return value
 
 
-def _defaults(cls: type) -> dict[str, Any]:
+def field_defaults(cls: type) -> dict[str, Any]:
+    """The default of every field of a dataclass that has one."""
     fields = dataclasses.fields(cls)
     made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
     return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING} | made

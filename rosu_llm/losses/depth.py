@@ -2,10 +2,11 @@
 
 The gradient of a sample is weighted by clip((T − ℓ)/margin, 0, 1): ℓ is the negative log-likelihood of its answer now,
 per token (of an image: of its class), and T what it should become. What is as unlikely as data never seen is left
-alone, and taken up again if it comes back. Single tokens may have a T each. Raising some then drags the others of their
-answer beyond theirs, so a token's weight may be multiplied by that of its whole answer (:class:`Depth`, ``whole``). The weight multiplies the gradient where it enters the logits, so every loss
-that reads them is bounded alike. It is taken at the first pass of a step and stays through the others; no gradient goes
-through it.
+alone, and taken up again if it comes back. Single tokens may have a T each. Raising some of them drags the others of
+their answer beyond theirs, so a token's weight may be multiplied by that of its whole answer (``whole``).
+
+The weight multiplies the gradient where it enters the logits, so every loss that reads them is bounded alike. It is
+taken at the first pass of a step and stays through the others; no gradient goes through it.
 """
 
 from __future__ import annotations

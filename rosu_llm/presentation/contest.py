@@ -12,9 +12,7 @@ from ..experiments.sweep.scoring import SCORES, SELECTED_BY
 from .blocks import Block, Footnotes, Row, Section, Table, TableCell, Text, shown, text_table
 
 FIGURES = {**{name: ANSWER_COLUMNS[name] for name in DISTANCE}, "degenerate": "degenerate"}
-BOUND_NOTE = (
-    "* forgets until the level of held-out samples that no figure uses: such rows know more than others."
-)
+BOUND_NOTE = "* forgets until the level of held-out samples that no figure uses: such rows know more than others."
 
 
 def contest_section(content: ContestDocument) -> Section:

@@ -391,8 +391,8 @@ class MethodArguments:
             raise unknown("forget_level", self.forget_level, LEVELS)
         if self.forget_level in TOKEN_LEVELS and until == "alternates":
             raise ConfigError(
-                f"forget_level={self.forget_level!r} needs a target for every token, and alternate answers have others: "
-                "use 'holdout', 'base' or a number, or forget_level='sequence'."
+                f"forget_level={self.forget_level!r} needs a target for every token, and alternate answers have "
+                "others: use 'holdout', 'base' or a number, or forget_level='sequence'."
             )
         spec = self.loss("forget")
         if spec.unit == "alternate":
@@ -402,8 +402,8 @@ class MethodArguments:
             )
         if spec.alternative != "none" and self.forget_level in TOKEN_LEVELS:
             raise ConfigError(
-                f"forget_level={self.forget_level!r} weighs the tokens of the answer, and forget_loss={self.forget_loss!r} compares "
-                "two whole answers: use forget_level='sequence'."
+                f"forget_level={self.forget_level!r} weighs the tokens of the answer, and forget_loss="
+                f"{self.forget_loss!r} compares two whole answers: use forget_level='sequence'."
             )
         if spec.reference == "activations":
             raise ConfigError("forget_until bounds the loss of answers, and representation level has none: set 'off'.")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, NamedTuple, get_type_hints
 
+from transformers import TrainingArguments
+
 from ..errors import ConfigError, RosuError, one_line, unknown
 from ..training.config import ROSUConfig
 from ..training.values import coerce
@@ -158,14 +160,10 @@ def given_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def complete_vision(values: Mapping[str, Any]) -> dict[str, Any]:
     """The canonical settings of a cell: the package's own with their defaults, Trainer's where they are given."""
-    from ..experiments.config_task import _APART, as_number
+    from ..experiments.config_task import _APART, as_number, field_defaults
 
-    theirs = {f.name for f in dataclasses.fields(ROSUConfig)} - set(VisionConfig.__annotations__)
-    defaults: dict[str, Any] = {}
-    for kind in (VisionConfig, VisionArguments):
-        for f in dataclasses.fields(kind):
-            if f.name not in theirs and f.init:
-                known = f.default if f.default is not dataclasses.MISSING else []
-                defaults[f.name] = known
+    theirs = {f.name for f in dataclasses.fields(TrainingArguments)} - set(VisionConfig.__annotations__)
+    defaults = {**field_defaults(VisionConfig), **field_defaults(VisionArguments)}
+    ours = {name: value for name, value in defaults.items() if name not in theirs}
     typed = vision_values(values)
-    return {k: as_number(k, v) for k, v in sorted({**defaults, **typed}.items()) if k not in _APART}
+    return {k: as_number(k, v) for k, v in sorted({**ours, **typed}.items()) if k not in _APART}

@@ -26,7 +26,7 @@ from rosu_llm.vision.diagnose import audit_vision, orthogonality_plan
 from rosu_llm.vision.fit import QUIET
 from rosu_llm.vision.metrics import predictions
 from rosu_llm.vision.rows import PAPER_ROWS, ROWS, TRIALS, default_settings, given_settings, trials
-from rosu_llm.vision.settings import VisionArguments, VisionConfig, build_vision
+from rosu_llm.vision.settings import VisionArguments, VisionConfig, build_vision, complete_vision
 from rosu_llm.vision.table import dataset_name, paper_figures, run_table
 from rosu_llm.vision.task import VisionTask
 from rosu_llm.vision.toy import toy_images, toy_settings
@@ -99,6 +99,15 @@ def test_what_the_user_fixes_no_row_changes() -> None:
     ):
         with pytest.raises(ConfigError, match=f"the grid '{name}' sets {key} itself"):
             vision_grid(name, "random", {key: value})
+
+
+def test_a_row_that_several_grids_have_is_one_cell() -> None:
+    """ROSU itself, and its zero-order form, are written differently in the two grids."""
+    grids = {name: vision_grid(name, "random", {}) for name in ("components", "jacobian")}
+    settings = {name: [complete_vision(v.settings) for v in grid.variants] for name, grid in grids.items()}
+    assert settings["components"][:2] == settings["jacobian"][:2]
+    every = {repr(own) for rows in settings.values() for own in rows}
+    assert len(every) == 4 + 5 - 2
 
 
 def test_a_list_is_what_a_search_tries_in_place_of_the_rows_own() -> None:
