@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 #: Task → the learning rates and lengths that every method tries, the number of trials, and the reported seeds.
-#: ``values`` are tried there in place of the methods' usual ones, which are for larger models.
+#: ``values`` are tried there in place of the methods' usual ones, which are for larger models; ``bounded`` are settings
+#: of all bounded methods there.
 TASKS: dict[str, dict[str, Any]] = {
     "people": {
         "common": {"learning_rate": (2e-4, 5e-4, 1e-3, 2e-3), "num_train_epochs": (10, 20, 40)},
@@ -26,11 +27,13 @@ TASKS: dict[str, dict[str, Any]] = {
     "authors": {
         "common": {"learning_rate": (5e-5, 1e-4, 2e-4, 3e-4), "num_train_epochs": (5, 10)},
         "values": {"rho": (0.02, 0.05, 0.1, 0.4)},
+        "bounded": {"forget_level": "both"},
         "trials": 4,
         "seeds": (0, 1, 2),
     },
     "instruct": {
         "common": {"learning_rate": (5e-6, 1e-5, 2e-5, 5e-5), "num_train_epochs": (5, 10)},
+        "bounded": {"forget_level": "both"},
         "trials": 4,
         "seeds": (0, 1, 2),
     },
@@ -106,6 +109,7 @@ def main() -> int:
             options.trials or plan["trials"],
             SEARCH_SEED,
             options.seeds or plan["seeds"],
+            own={name: plan.get("bounded", {}) for name in names if name.endswith("_bounded")},
             values=plan.get("values", {}),
         )
         task = make_task(options)

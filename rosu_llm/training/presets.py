@@ -24,14 +24,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "fallback": "paper",
         **WITHOUT_UNSEEN,
     },
-    # Ours: tokens and answers up to the level of unseen data, with a gentle retain-neutral pull.
+    # Ours: every answer token up to the level of unseen data, with a gentle retain-neutral pull.
     "recommended": {
         "method": "rosu",
         "rho": 0.8,
         "amplify": "matched",
         "kappa": 0.25,
         "forget_until": "holdout",
-        "forget_level": "both",
+        "forget_level": "token",
         "forget_margin": 0.5,
         "forget_draw": False,
     },
