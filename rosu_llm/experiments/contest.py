@@ -177,9 +177,9 @@ def shared_draws(common: Mapping[str, Sequence[Any]], count: int | None) -> list
 def search_variants(name: str, contest: Contest) -> list[Variant]:
     """The trials of a contestant: shared draws of the common settings, each with values of its own ones.
 
-    A setting's values come in an order that depends on its name alone, none again before all were tried: two
-    contestants that search a radius try the same one beside the same learning rate, and a bounded one what the
-    unbounded one tries.
+    A setting's values come in an order that depends on its name alone, none again before all were tried: contestants
+    that choose a radius from the same values try the same one beside the same learning rate, and a bounded contestant
+    tries what the unbounded one does.
     """
     one = CONTESTANTS[name]
     knobs = {key: _shuffled(key, contest.values.get(key, values)) for key, values in one.knobs.items()}
