@@ -295,15 +295,22 @@ def test_the_small_audit_script_runs_with_a_toy_model(shared_data: Path, tmp_pat
     ]  # nothing is repeated
 
 
-@pytest.mark.parametrize("task", ["people", "instruct"])
-def test_the_comparison_runs_at_smoke_size(task: str, shared_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("task", "more"), [("people", []), ("instruct", ["--bf16"])])
+def test_the_comparison_runs_at_smoke_size(task: str, more: list[str], shared_data: Path, tmp_path: Path) -> None:
     """Make models where the task needs them, search, select, run on fresh seeds, write the tables."""
-    flags = ["--smoke", "--out", str(tmp_path), "--data", str(shared_data / "tofu")]
+    flags = ["--smoke", "--out", str(tmp_path), "--data", str(shared_data / "tofu"), *more]
     printed = run_script("benchmark_quality.sh", tmp_path, task, *flags)
     assert "is closest, by" in printed.replace("\n", " ")
     page = (tmp_path / task / "comparison.md").read_text(encoding="utf-8")
     assert [line for line in page.splitlines() if line.startswith("| ROSU, recommended*")]
     assert {f"{name}.tex" for name in ("figures", "scores", "search")} <= {p.name for p in (tmp_path / task).iterdir()}
+
+
+def test_a_subset_needs_something_to_forget(tmp_path: Path) -> None:
+    call = [sys.executable, str(ROOT / "scripts" / "tofu_subset.py"), "unread", str(tmp_path / "out"), "--limit", "0"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--limit 0 leaves nothing to forget" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_comparison_refuses_what_it_does_not_know() -> None:
