@@ -32,9 +32,10 @@ TASKS: dict[str, dict[str, Any]] = {
         "seeds": (0, 1, 2),
     },
     "instruct": {
-        "common": {"learning_rate": (5e-6, 1e-5, 2e-5, 5e-5), "num_train_epochs": (5, 10)},
+        "common": {"learning_rate": (2e-5, 5e-5, 1e-4), "num_train_epochs": (5,)},
+        "values": {"rho": (0.02, 0.05, 0.1), "kappa": (0.1, 0.25, 0.5)},
         "bounded": {"forget_level": "both"},
-        "trials": 4,
+        "trials": 3,
         "seeds": (0, 1, 2),
     },
 }
@@ -109,7 +110,7 @@ def main() -> int:
             options.trials or plan["trials"],
             SEARCH_SEED,
             options.seeds or plan["seeds"],
-            own={name: plan.get("bounded", {}) for name in names if name.endswith("_bounded")},
+            own={name: plan.get("bounded", {}) for name in names if name.endswith(("_bounded", "_returned"))},
             values=plan.get("values", {}),
         )
         task = make_task(options)

@@ -65,6 +65,9 @@ CONTESTANTS: dict[str, Contestant] = {
     for suffix, words, settings in (("", "", {}), ("_bounded", ", bounded*", BOUND))
 }
 CONTESTANTS["rosu_bounded"] = Contestant("ROSU, recommended*", PRESETS["recommended"], _PULL)
+CONTESTANTS["graddiff_returned"] = Contestant(
+    "GradDiff, returned*", {**CONTESTANTS["graddiff_bounded"].settings, "forget_beyond": "return"}, _WEIGHT
+)
 #: Those that need nothing but forget, retain and held-out samples.
 BENCHMARKED = tuple(CONTESTANTS)
 

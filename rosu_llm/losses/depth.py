@@ -3,7 +3,8 @@
 The gradient of a sample is weighted by clip((T − ℓ)/margin, 0, 1): ℓ is the negative log-likelihood of its answer now,
 per token (of an image: of its class), and T what it should become. What is as unlikely as data never seen is left
 alone, and taken up again if it comes back. Single tokens may have a T each. Raising some of them drags the others of
-their answer beyond theirs, so a token's weight may be multiplied by that of its whole answer (``whole``).
+their answer beyond theirs, so a token's weight may be multiplied by that of its whole answer (``whole``), and what is
+beyond its T may be brought back (``returns``): the weight then goes down to −1, the slope of a Huber loss around T.
 
 The weight multiplies the gradient where it enters the logits, so every loss that reads them is bounded alike. It is
 taken at the first pass of a step and stays through the others; no gradient goes through it.
@@ -38,11 +39,13 @@ class Depth:
     Args:
         targets: T per row (shape [batch]), or per predicting position (shape [batch, length − 1]).
         margin: distance from T at which a sample has its full weight.
-        whole: with T per position, weigh every position by its whole row, too.
+        whole: with T per position, weigh every position by its whole row, too, where both are on the same side of T.
+        returns: lower what is beyond T instead of leaving it alone.
     """
 
-    def __init__(self, targets: Targets, margin: float, *, whole: bool = False) -> None:
+    def __init__(self, targets: Targets, margin: float, *, whole: bool = False, returns: bool = False) -> None:
         self._targets, self._margin, self._whole = targets, margin, whole
+        self._least = -1.0 if returns else 0.0
         #: The mean weight of the first step with any, which a resumed run must know.
         self.start: float | None = None
         self._seen: list[Tensor] = []  # on their device until they are read
@@ -58,13 +61,13 @@ class Depth:
         weights = self._share(targets - now) * counted
         if self._whole:
             rows = sample_nll((targets - levels) * counted, batch["labels"])
-            weights = weights * self._share(rows)[:, None]
-        found = (counted, weights, counted & (weights == 0.0), targets * counted, now * counted)
+            weights = weights * (self._share(rows)[:, None] * weights.sign()).clamp(min=0.0)
+        found = (counted, weights, counted & (weights <= 0.0), targets * counted, now * counted)
         self._seen.append(torch.stack([part.sum(dtype=_sum_dtype(now)) for part in found]))
         return weights
 
     def _share(self, left: Tensor) -> Tensor:
-        return (left / self._margin).clamp(0.0, 1.0)
+        return (left / self._margin).clamp(self._least, 1.0)
 
     @torch.no_grad()
     def distance(self, levels: Tensor, batch: Batch) -> tuple[float, float]:

@@ -31,6 +31,8 @@ SOURCES = ("holdout", "base", "alternates")
 #: Those with a target for every token.
 TOKEN_LEVELS = ("token", "both")
 LEVELS = ("sequence", *TOKEN_LEVELS)
+#: What happens to samples or tokens beyond their targets.
+BEYOND = ("leave", "return")
 #: What a budget may bound.
 BUDGETS = ("loss", "kl")
 #: Settings that are a number or one of these names.
@@ -131,6 +133,9 @@ class MethodArguments:
     forget_level: str = field(
         default="sequence",
         metadata=_help("What reaches it: whole answers (sequence), every token for itself (token), or both."),
+    )
+    forget_beyond: str = field(
+        default="leave", metadata=_help("What is beyond it: leave it alone, or return it by lowering its loss.")
     )
     forget_draw: bool = field(
         default=True, metadata=_help("holdout: one loss drawn for each sample; false takes their mean for all.")
@@ -394,6 +399,8 @@ class MethodArguments:
                 f"forget_level={self.forget_level!r} needs a target for every token, and alternate answers have "
                 "others: use 'holdout', 'base' or a number, or forget_level='sequence'."
             )
+        if self.forget_beyond not in BEYOND:
+            raise unknown("forget_beyond", self.forget_beyond, BEYOND)
         spec = self.loss("forget")
         if spec.unit == "alternate":
             raise ConfigError(
@@ -409,6 +416,19 @@ class MethodArguments:
             raise ConfigError("forget_until bounds the loss of answers, and representation level has none: set 'off'.")
         if "forget" not in self.rule().passes:
             raise ConfigError(f"method={self.method!r} forgets nothing, so forget_until has no meaning: set 'off'.")
+        if self.forget_beyond == "leave":
+            return
+        if self.rule().perturbs:
+            raise ConfigError(
+                f"forget_beyond={self.forget_beyond!r} needs a forget gradient that fades at the targets, and "
+                f"method={self.method!r} perturbs along its direction alone: set forget_beyond='leave', or use a "
+                "method such as 'graddiff' or 'pcgrad'."
+            )
+        if spec.alternative != "none":
+            raise ConfigError(
+                f"forget_beyond={self.forget_beyond!r} lowers the loss of the answer, and forget_loss="
+                f"{self.forget_loss!r} compares two answers: set forget_beyond='leave'."
+            )
 
     def _check_budget(self) -> None:
         for name, least in (("budget_every", 1), ("budget_tries", 0)):

@@ -64,7 +64,8 @@ class Bound:
     def __init__(self, settings: MethodArguments, seed: int) -> None:
         self._settings, self._seed = settings, seed
         self.targets = SampleValues()
-        self.depth = Depth(self._of, settings.forget_margin, whole=settings.forget_level == "both")
+        whole, returns = settings.forget_level == "both", settings.forget_beyond == "return"
+        self.depth = Depth(self._of, settings.forget_margin, whole=whole, returns=returns)
 
     @property
     def measured(self) -> bool:

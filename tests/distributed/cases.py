@@ -16,6 +16,8 @@ BASED = {"forget_until": "base", "base": True, "max_steps": 2}
 BUDGET = {"budget": 1e-9, "budget_every": 2, "budget_tries": 5, "learning_rate": 0.05}
 #: Soon beyond the targets, so that the last weights are not the closest.
 BEST = {"method": "graddiff", "forget_until": 4.3, "forget_margin": 0.01, "keep_best": "depth", "budget_every": 1}
+#: Everything starts beyond its target.
+RETURNED = {"method": "graddiff", "forget_until": 2.0, "forget_margin": 5.0, "forget_beyond": "return"}
 #: Of forty retain samples three batches of a part are counted by two processes, one of them twice.
 STORED = {"method": "forget_only", "directions": 3}
 #: Two passes over the retain data, a checkpoint between them, and a budget that is measured but never exceeded.
@@ -50,6 +52,7 @@ EVERYWHERE: Cases = {
 }
 BESIDES: dict[str, Cases] = {
     "ddp": {
+        "returned": RETURNED,
         "twenty": {"max_steps": 20, "calibrate": "holdout"},
         "unlike": {"unlike": True},
         "vision": VISION,
@@ -58,6 +61,7 @@ BESIDES: dict[str, Cases] = {
         "distilled": DISTILLED,
     },
     "zero3": {
+        "returned": RETURNED,
         "based": BASED,
         "divergence": {**DIVERGENCE, **SAVED},
         "third": THIRD,
@@ -96,7 +100,7 @@ def alone() -> Cases:
     """What one process trains for comparison."""
     names = ("plain", "calibrated", "bounded", "best", "stored", "refreshed")
     found = {name: EVERYWHERE[name] for name in names} | {"lora": ADAPTER, "based": BASED, "divergence": DIVERGENCE}
-    found |= {"third": THIRD, "distilled": DISTILLED, "vision": VISION}
+    found |= {"third": THIRD, "distilled": DISTILLED, "vision": VISION, "returned": RETURNED}
     return {**found, **PER_SAMPLE, **HESSIANS, **OTHERS}
 
 

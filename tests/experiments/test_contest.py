@@ -68,7 +68,7 @@ def test_all_try_the_same_rates_and_lengths_with_settings_that_exist() -> None:
     for name, one in CONTESTANTS.items():
         for variant in search_variants(name, contest):
             build({**variant.settings, "output_dir": "unused", "use_cpu": True})
-        assert (one.settings.get("forget_until", "off") == "holdout") == name.endswith("_bounded")
+        assert (one.settings.get("forget_until", "off") == "holdout") == name.endswith(("_bounded", "_returned"))
 
 
 def test_a_setting_that_several_search_has_the_same_values_in_all_of_them() -> None:
@@ -82,6 +82,7 @@ def test_a_setting_that_several_search_has_the_same_values_in_all_of_them() -> N
     assert sorted(radii[0]) == [0.02, 0.05, 0.1, 0.4]  # the task's, each once
     for name in ("graddiff", "npo", "gu", "rosu"):
         assert tried[name] == tried[f"{name}_bounded"]
+    assert tried["graddiff"] == tried["graddiff_returned"]
     for own in tried.values():
         for key, values in own.items():
             counts = [values.count(value) for value in values]

@@ -38,18 +38,19 @@ def gradient(net: CleanLM, loss: Tensor) -> Tensor:
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(net.parameters()))])
 
 
-def bounded(net: CleanLM, name: str, given: Tensor, *, whole: bool = False) -> tuple[Tensor, Depth]:
+def bounded(net: CleanLM, name: str, given: Tensor, **options: bool) -> tuple[Tensor, Depth]:
     batch = naive.padded(BATCH, 14)
-    depth = Depth(lambda _: given, 0.5, whole=whole)
+    depth = Depth(lambda _: given, 0.5, **options)
     with depth.gate(batch).on(net):
         return get_loss(name, "forget").function(net, batch, context(net)), depth
 
 
+@pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("name", ["nll", "npo", "simnpo"])
-def test_each_share_is_weighted_by_its_distance_from_the_target(name: str) -> None:
+def test_each_share_is_weighted_by_its_distance_from_the_target(name: str, returns: bool) -> None:
     """Against the samples one by one, unpadded; the value of the loss is that of the unbounded one."""
     net = model()
-    loss, depth = bounded(net, name, torch.tensor(targets(), dtype=torch.float64))
+    loss, depth = bounded(net, name, torch.tensor(targets(), dtype=torch.float64), returns=returns)
     expected = torch.zeros(sum(p.numel() for p in net.parameters()), dtype=torch.float64)
     whole = 0.0
     for sample, target in zip(BATCH, targets(), strict=True):
@@ -58,7 +59,7 @@ def test_each_share_is_weighted_by_its_distance_from_the_target(name: str) -> No
             share = get_loss(name, "forget").function(
                 net, naive.padded([sample], len(sample["input_ids"])), context(net)
             )
-            weight = min(1.0, max(0.0, (target - sum(tokens) / len(tokens)) / 0.5))
+            weight = min(1.0, max(-1.0 if returns else 0.0, (target - sum(tokens) / len(tokens)) / 0.5))
             expected += weight * gradient(net, share)
             whole += share.item()
     assert loss.item() == pytest.approx(whole, rel=1e-12)  # float64 sums in another order
@@ -69,12 +70,15 @@ def test_each_share_is_weighted_by_its_distance_from_the_target(name: str) -> No
     assert depth.logs(lambda values: values) == {}
 
 
+@pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
-def test_single_tokens_have_targets_of_their_own(whole: bool) -> None:
-    """With ``whole``, a token is raised only as far as its answer is below the mean of its tokens' targets, too."""
+def test_single_tokens_have_targets_of_their_own(whole: bool, returns: bool) -> None:
+    """With ``whole``, a token is raised only as far as its answer is below the mean of its tokens' targets, too, and
+    with ``returns`` lowered only as far as its answer is above it."""
     net, batch = model(), naive.padded(BATCH, 14)
     given = torch.rand(len(BATCH), 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 8.0
-    loss, depth = bounded(net, "nll", given, whole=whole)
+    loss, depth = bounded(net, "nll", given, whole=whole, returns=returns)
+    least = -1.0 if returns else 0.0
     logits = net(**{k: batch[k] for k in ("input_ids", "attention_mask")}).logits
     expected: Tensor = torch.zeros((), dtype=torch.float64)
     shares, reached, answered = [], 0, 0
@@ -83,13 +87,16 @@ def test_single_tokens_have_targets_of_their_own(whole: bool) -> None:
         tokens = [-logits[i, t - 1].log_softmax(-1)[sample["labels"][t]] for t in places]
         gaps = [float(given[i, t - 1]) - token.item() for t, token in zip(places, tokens, strict=True)]
         if whole and gaps:
-            shares.append(min(1.0, max(0.0, sum(gaps) / len(gaps) / 0.5)))
+            shares.append(min(1.0, max(least, sum(gaps) / len(gaps) / 0.5)))
         for token, gap in zip(tokens, gaps, strict=True):
-            weight = min(1.0, max(0.0, gap / 0.5)) * (shares[-1] if whole else 1.0)
+            weight = min(1.0, max(least, gap / 0.5))
+            if whole:
+                weight = weight * abs(shares[-1]) if weight * shares[-1] > 0.0 else 0.0
             expected = expected + weight * token
-            reached, answered = reached + (weight == 0.0), answered + 1
+            reached, answered = reached + (weight <= 0.0), answered + 1
     if whole:
-        assert min(shares) == 0.0 and any(0.0 < share <= 1.0 for share in shares)  # answers of both kinds
+        assert min(shares) <= 0.0 and any(0.0 < share <= 1.0 for share in shares)  # answers of both kinds
+        assert returns == (min(shares) < 0.0)
     assert torch.allclose(gradient(net, loss), gradient(net, expected), rtol=1e-10, atol=1e-12)
     assert depth.logs(lambda values: values)["depth/reached"] == pytest.approx(reached / answered)
 

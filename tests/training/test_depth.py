@@ -90,6 +90,19 @@ def test_where_everything_is_deep_enough_only_the_retain_loss_is_lowered(tmp_pat
     assert all(entry["step/fallback"] == 1.0 for entry in logs(rosu))
 
 
+@pytest.mark.parametrize("method", ["graddiff", "pcgrad"])
+def test_what_is_beyond_its_target_comes_back(method: str, tmp_path: Path) -> None:
+    """All answers start beyond a target of 2: left alone they stay there, returned they end closer to it."""
+    shared: dict[str, Any] = {"method": method, "forget_until": 2.0, "max_steps": 80, "learning_rate": 1e-2}
+    ends = {}
+    for beyond in ("leave", "return"):
+        t = trainer(tmp_path / beyond, forget_beyond=beyond, **shared)
+        t.train()
+        ends[beyond] = [float(np.mean(naive.token_losses(t.model, s))) for s in FORGET]
+    assert min(ends["leave"]) > 3.0
+    assert np.mean(np.abs(np.subtract(ends["return"], 2.0))) < 0.5 * np.mean(np.abs(np.subtract(ends["leave"], 2.0)))
+
+
 def test_holdout_targets_have_the_distribution_of_unseen_losses(tmp_path: Path) -> None:
     """The drawn targets, sorted, are evenly spaced quantiles of the losses a loop over tokens finds."""
     initial = tiny_llama()
@@ -235,6 +248,9 @@ def test_adapters_are_bounded_too(tmp_path: Path) -> None:
         ({"forget_until": "alternates", "forget_level": "token"}, ConfigError, "for every token"),
         ({"forget_until": "alternates", "forget_level": "both"}, ConfigError, "forget_level='both' needs"),
         ({"forget_until": 2.0, "forget_level": "word"}, ConfigError, "forget_level"),
+        ({"forget_until": 2.0, "forget_beyond": "raise"}, ConfigError, "forget_beyond"),
+        ({"forget_until": 2.0, "forget_beyond": "return"}, ConfigError, "'rosu' perturbs along"),
+        ({"forget_until": 2.0, "forget_beyond": "return", "method": "uam"}, ConfigError, "'uam' perturbs along"),
         ({"forget_until": 2.0, "method": "ft"}, ConfigError, "forgets nothing"),
     ],
 )
