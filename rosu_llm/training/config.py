@@ -383,8 +383,6 @@ class MethodArguments:
                 f"forget_until={until!r} is not understood: give 'off', {', '.join(map(repr, SOURCES))}, or a loss per "
                 "token such as 2.5."
             )
-        if until == "off":
-            return
         if not isinstance(until, str) and not (isfinite(until) and until > 0.0):
             raise ConfigError(f"forget_until={until!r} is no loss to reach: give a positive number such as 2.5.")
         if not (self.forget_margin > 0.0 and isfinite(self.forget_margin)):
@@ -394,13 +392,20 @@ class MethodArguments:
             )
         if self.forget_level not in LEVELS:
             raise unknown("forget_level", self.forget_level, LEVELS)
+        if self.forget_beyond not in BEYOND:
+            raise unknown("forget_beyond", self.forget_beyond, BEYOND)
+        if until == "off":
+            if self.forget_beyond != "leave":
+                raise ConfigError(
+                    f"forget_beyond={self.forget_beyond!r} has no effect without targets to be beyond: set "
+                    "forget_until, e.g. 'holdout', or forget_beyond='leave'."
+                )
+            return
         if self.forget_level in TOKEN_LEVELS and until == "alternates":
             raise ConfigError(
                 f"forget_level={self.forget_level!r} needs a target for every token, and alternate answers have "
                 "others: use 'holdout', 'base' or a number, or forget_level='sequence'."
             )
-        if self.forget_beyond not in BEYOND:
-            raise unknown("forget_beyond", self.forget_beyond, BEYOND)
         spec = self.loss("forget")
         if spec.unit == "alternate":
             raise ConfigError(
