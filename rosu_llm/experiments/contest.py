@@ -62,12 +62,13 @@ _METHODS: dict[str, Contestant] = {
 CONTESTANTS: dict[str, Contestant] = {
     name + suffix: Contestant(one.label + words, {**one.settings, **settings}, one.knobs)
     for name, one in _METHODS.items()
-    for suffix, words, settings in (("", "", {}), ("_bounded", ", bounded*", BOUND))
+    for suffix, words, settings in (
+        ("", "", {}),
+        ("_bounded", ", bounded*", {**BOUND, "forget_beyond": "leave"}),
+        ("_returned", ", returned*", BOUND),
+    )
 }
-CONTESTANTS["rosu_bounded"] = Contestant("ROSU, recommended*", PRESETS["recommended"], _PULL)
-CONTESTANTS["graddiff_returned"] = Contestant(
-    "GradDiff, returned*", {**CONTESTANTS["graddiff_bounded"].settings, "forget_beyond": "return"}, _WEIGHT
-)
+CONTESTANTS["rosu_returned"] = Contestant("ROSU, recommended*", PRESETS["recommended"], _PULL)
 #: Those that need nothing but forget, retain and held-out samples.
 BENCHMARKED = tuple(CONTESTANTS)
 

@@ -4,7 +4,8 @@ The gradient of a sample is weighted by clip((T − ℓ)/margin, 0, 1): ℓ is t
 per token (of an image: of its class), and T what it should become. What is as unlikely as data never seen is left
 alone, and taken up again if it comes back. Single tokens may have a T each. Raising some of them drags the others of
 their answer beyond theirs, so a token's weight may be multiplied by that of its whole answer (``whole``), and what is
-beyond its T may be brought back (``returns``): the weight then goes down to −1, the slope of a Huber loss around T.
+beyond its T may be brought back (``returns``): weighted by clip((ℓ − T)/margin, 0, 1), it becomes part of what is to be
+kept (:func:`returned`). A method then sees it in its retain loss: ROSU's perturbation is neutral to it as well.
 
 The weight multiplies the gradient where it enters the logits, so every loss that reads them is bounded alike. It is
 taken at the first pass of a step and stays through the others; no gradient goes through it.
@@ -21,11 +22,14 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .answers import wide
+from .classification import answer_levels
 from .language import answer_mask, token_nll
-from .registry import Batch
+from .registry import Batch, LossContext
 
 #: T of every row, or of every position that predicts a token, for a batch.
 Targets = Callable[[Batch], Tensor]
+#: The key under which a batch of bounded samples holds its :class:`Gate`.
+GATE = "gate"
 
 
 def sample_nll(levels: Tensor, labels: Tensor) -> Tensor:
@@ -40,12 +44,11 @@ class Depth:
         targets: T per row (shape [batch]), or per predicting position (shape [batch, length − 1]).
         margin: distance from T at which a sample has its full weight.
         whole: with T per position, weigh every position by its whole row, too, where both are on the same side of T.
-        returns: lower what is beyond T instead of leaving it alone.
+        returns: also weigh what is beyond T, below 0: for those who lower it instead of leaving it alone.
     """
 
     def __init__(self, targets: Targets, margin: float, *, whole: bool = False, returns: bool = False) -> None:
-        self._targets, self._margin, self._whole = targets, margin, whole
-        self._least = -1.0 if returns else 0.0
+        self._targets, self._margin, self._whole, self.returns = targets, margin, whole, returns
         #: The mean weight of the first step with any, which a resumed run must know.
         self.start: float | None = None
         self._seen: list[Tensor] = []  # on their device until they are read
@@ -56,18 +59,22 @@ class Depth:
 
     @torch.no_grad()
     def weigh(self, levels: Tensor, batch: Batch) -> Tensor:
-        """The weight of every row or position, from −log p of every answer token; noted for the logs."""
+        """The weight of every row or position, from −log p of every answer token; noted for the logs.
+
+        Above 0 it is to be raised, below 0 lowered.
+        """
         targets, now, counted = self._compared(levels, batch)
         weights = self._share(targets - now) * counted
         if self._whole:
             rows = sample_nll((targets - levels) * counted, batch["labels"])
             weights = weights * (self._share(rows)[:, None] * weights.sign()).clamp(min=0.0)
-        found = (counted, weights, counted & (weights <= 0.0), targets * counted, now * counted)
+        up, down = weights.clamp(min=0.0), (-weights).clamp(min=0.0)
+        found = (counted, up, counted & (weights <= 0.0), targets * counted, now * counted, down)
         self._seen.append(torch.stack([part.sum(dtype=_sum_dtype(now)) for part in found]))
         return weights
 
     def _share(self, left: Tensor) -> Tensor:
-        return (left / self._margin).clamp(self._least, 1.0)
+        return (left / self._margin).clamp(-1.0 if self.returns else 0.0, 1.0)
 
     @torch.no_grad()
     def distance(self, levels: Tensor, batch: Batch) -> tuple[float, float]:
@@ -85,7 +92,7 @@ class Depth:
 
     def _totals(self) -> Tensor:
         if not self._seen:
-            return torch.zeros(5, dtype=torch.float64)
+            return torch.zeros(6, dtype=torch.float64)
         return torch.stack(self._seen).cpu().double().sum(0)
 
     def remaining(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> float:
@@ -100,11 +107,13 @@ class Depth:
 
     def logs(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Means over what was weighed since the last call, over all processes."""
-        count, weight, reached, target, loss = mean_over_ranks(self._totals()).tolist()
+        count, weight, reached, target, loss, beyond = mean_over_ranks(self._totals()).tolist()
         self._seen = []
         if not count:
             return {}
         means = {"remaining": weight, "reached": reached, "target": target, "loss": loss}
+        if self.returns:
+            means["beyond"] = beyond
         return {f"depth/{name}": value / count for name, value in means.items()}
 
 
@@ -148,16 +157,21 @@ class Gate:
         finally:
             self._answering = False
 
+    def weights(self, levels: Tensor) -> Tensor:
+        """Those of the first call, of every row or position: ``levels`` are −log p of every answer token then."""
+        if self._weights is None:
+            self._weights = self._depth.weigh(levels.detach(), self._batch)
+        return self._weights
+
     def weigh(self, values: Tensor, levels: Tensor, positions: tuple[Tensor, Tensor] | None = None) -> None:
         """Weigh the gradient of ``values``: numbers per answer token, at ``positions``, or of every row and position.
 
         ``levels`` holds −log p of every answer token, shape [batch, length − 1].
         """
-        if self._weights is None:
-            self._weights = self._depth.weigh(levels.detach(), self._batch)
+        weights = self.weights(levels).clamp(min=0.0)
         if not values.requires_grad:
             return
-        weights = self._weights if self._weights.dim() > 1 else self._weights[:, None].expand(levels.shape)
+        weights = weights if weights.dim() > 1 else weights[:, None].expand(levels.shape)
         if positions is not None:
             weights = weights[positions]
         elif weights.shape[1] < values.shape[1]:  # the last position predicts nothing
@@ -172,11 +186,9 @@ class Gate:
 
     def weigh_rows(self, values: Tensor, levels: Tensor) -> None:
         """Weigh the gradient of one number per row, for losses that compare whole answers; ``levels`` as above."""
-        if self._weights is None:
-            self._weights = self._depth.weigh(levels.detach(), self._batch)
+        weights = self.weights(levels).clamp(min=0.0)
         if not values.requires_grad:
             return
-        weights = self._weights
 
         def weighed(gradient: Tensor) -> Tensor:
             handle.remove()  # once, as above
@@ -193,3 +205,11 @@ class Gate:
         with torch.no_grad():
             levels = token_nll(wide(logits), self._batch["labels"])
         self.weigh(logits, levels)
+
+
+def returned(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
+    """Σ w⁻ℓ of a batch with a gate: what is beyond its target, to be lowered as part of the retain loss."""
+    gate: Gate = batch[GATE]
+    levels = answer_levels(model, batch)
+    weights = (-gate.weights(levels)).clamp(min=0.0).to(levels)
+    return (levels * (weights if weights.dim() > 1 else weights[:, None])).sum()

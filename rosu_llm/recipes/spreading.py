@@ -133,7 +133,7 @@ class Traffic:
 def traffic(step: StepShape, layout: str) -> Traffic:
     """What the processes of a layout exchange in a step."""
     width, memory, work = step.width, step.memory, step.work
-    passes, every = memory.passes, memory.passes * step.micro_batches
+    passes, every = memory.passes, (memory.passes + memory.returning) * step.micro_batches
     if layout == "local":
         return Traffic()
     if layout == "ddp":

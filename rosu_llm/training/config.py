@@ -423,16 +423,12 @@ class MethodArguments:
             raise ConfigError(f"method={self.method!r} forgets nothing, so forget_until has no meaning: set 'off'.")
         if self.forget_beyond == "leave":
             return
-        if self.rule().perturbs:
+        rule = self.rule()
+        if "retain" not in rule.passes or rule.alternates or rule.sweeps:
             raise ConfigError(
-                f"forget_beyond={self.forget_beyond!r} needs a forget gradient that fades at the targets, and "
-                f"method={self.method!r} perturbs along its direction alone: set forget_beyond='leave', or use a "
-                "method such as 'graddiff' or 'pcgrad'."
-            )
-        if spec.alternative != "none":
-            raise ConfigError(
-                f"forget_beyond={self.forget_beyond!r} lowers the loss of the answer, and forget_loss="
-                f"{self.forget_loss!r} compares two answers: set forget_beyond='leave'."
+                f"forget_beyond={self.forget_beyond!r} adds what is beyond its target to the retain loss, and "
+                f"method={self.method!r} has none in the steps that forget: set forget_beyond='leave', or use a method "
+                "such as 'rosu' or 'graddiff'."
             )
 
     def _check_budget(self) -> None:

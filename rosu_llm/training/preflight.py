@@ -22,6 +22,7 @@ class Preflight:
 
     Attributes:
         passes: those over single retain samples too, which are shorter than the others.
+        returning: passes over forget samples beyond their level, which join the retain data's (``forget_beyond``).
         single: a pass goes over one sample, so that a step has as many as its window has samples.
         refreshes: one pass over the whole retain data every so many steps comes on top; 0: none.
         trainable, total: numbers of parameters.
@@ -44,13 +45,14 @@ class Preflight:
     backup: int = 0
     bf16: bool = False
     single: bool = False
+    returning: int = 0
 
     @property
     def work(self) -> str:
         """The passes, in words."""
         if self.single:
             return "one forward+backward pass per sample of either set"
-        return f"{self.passes} forward+backward passes per step"
+        return f"{self.passes + self.returning} forward+backward passes per step"
 
     @property
     def peak(self) -> int:
@@ -117,6 +119,7 @@ def preflight(
     capture_bytes: int | None = None,
     on_host: bool = False,
     pulls: bool = True,
+    returns: bool = False,
     bf16: bool = False,
 ) -> Preflight:
     """Estimate from the model and optimizer at hand.
@@ -127,6 +130,7 @@ def preflight(
             wide as the weights, which are restored bit for bit.
         on_host: captured gradients and backup are in host memory.
         pulls: a method that pulls does so after the optimizer's step, whose length is then measured from the backup.
+        returns: forget samples beyond their level are part of what is kept.
         bf16: the model computes in bf16.
     """
     parameters = list(model.parameters())
@@ -156,6 +160,7 @@ def preflight(
         backup=size if rule.perturbs and not (rule.pulls and pulls) else 0,
         bf16=bf16,
         single=isinstance(rule, SSD) and rule.fisher == "sample",
+        returning=(1 + int(rule.perturbs and rule.surrogate == "retain")) if returns else 0,
     )
 
 
@@ -165,6 +170,7 @@ def capture_options(settings: Any) -> dict[str, Any]:
         "pulls": getattr(settings, "amplify", "auto") != "optimizer",
         "capture_bytes": 2 if getattr(settings, "capture_dtype", "float32") == "bfloat16" else None,
         "on_host": getattr(settings, "capture_device", "model") == "cpu",
+        "returns": getattr(settings, "forget_beyond", "leave") == "return",
     }
 
 

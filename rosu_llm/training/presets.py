@@ -24,14 +24,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "fallback": "paper",
         **WITHOUT_UNSEEN,
     },
-    # Ours: every answer token up to the level of unseen data, with a gentle retain-neutral pull.
+    # Ours: every answer token to the level of unseen data. Tokens that are dragged beyond it count as data to keep, so
+    # that the pull is neutral to them, too, and may be strong.
     "recommended": {
         "method": "rosu",
-        "rho": 0.8,
+        "rho": 1.6,
         "amplify": "matched",
-        "kappa": 0.25,
+        "kappa": 1.0,
         "forget_until": "holdout",
         "forget_level": "token",
+        "forget_beyond": "return",
         "forget_margin": 0.5,
         "forget_draw": False,
     },

@@ -31,6 +31,7 @@ from ..data.pairing import ForgetRetainCollator, ForgetRetainDataset
 from ..data.sweep import SweepDataset
 from ..errors import ConfigError, EmptyUpdateError
 from ..geometry.methods.others.ssd import SSD
+from ..losses.depth import GATE
 from ..losses.registry import Batch
 from ..space import ParameterSpace
 from ..space.select import select_space
@@ -350,19 +351,24 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
             if self._best is not None:
                 self._best.begin(step)
             if "forget" in losses:  # epochs of scrub that keep have none
-                losses["forget"] = replace(losses["forget"], depth=self._bound.depth)
+                losses["forget"] = replace(losses["forget"], gated=True)
         if isinstance(step.rule, SSD) and step.rule.fisher == "sample":
             everything = len(batches) * max(len(b["input_ids"]) for both in batches for b in both.values())
             count = self._longest([everything])[0] * self.accelerator.num_processes
             window = {part: self._sample_closures(model, batches, part, count) for part in losses}
         else:
             parts = self._micro_batches({part: [b[part] for b in batches] for part in losses})
-            longest = self._longest([len(parts[part]) for part in losses])
+            if self._bound is not None and "forget" in parts:
+                parts["forget"] = [{**batch, GATE: self._bound.depth.gate(batch)} for batch in parts["forget"]]
+            longest = dict(zip(losses, self._longest([len(parts[part]) for part in losses]), strict=True))
             window = {
                 # of a sweep the shorter set ends first, and what follows it counts for nothing
-                part: loss.closures(model, parts[part], part, count, required=not step.rule.sweeps)
-                for (part, loss), count in zip(losses.items(), longest, strict=True)
+                part: loss.closures(model, parts[part], part, longest[part], required=not step.rule.sweeps)
+                for part, loss in losses.items()
             }
+            if self._bound is not None and self._bound.depth.returns:
+                beyond = losses["forget"].returning()
+                window["retain"] += beyond.closures(model, parts["forget"], "forget", longest["forget"])
         samples = self._sample_closures(model, batches) if step.rule.samples else []
         outcome = step.compute(
             window, samples, step=self.state.global_step, total=self.state.max_steps, remaining=self._remaining()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import DataError
 from ..losses import COUNT, LossContext, LossSpec, answer_nll
-from ..losses.depth import Depth
+from ..losses.depth import GATE, returned
 from ..losses.language import IGNORE
 from ..losses.reference import evaluating
 from ..step import Closure
@@ -58,7 +58,7 @@ class WindowLoss:
         reduction: ``window_tokens`` or ``micro_mean``.
         forward_context: entered around every forward (autocast).
         mean_over_ranks: averages a small tensor over processes.
-        depth: bounds how far each sample is raised.
+        gated: raise samples no further than the gate of their batch lets (:mod:`rosu_llm.losses.depth`).
     """
 
     spec: LossSpec
@@ -66,7 +66,7 @@ class WindowLoss:
     reduction: str
     forward_context: Callable[[], AbstractContextManager[Any]]
     mean_over_ranks: Callable[[Tensor], Tensor]
-    depth: Depth | None = None
+    gated: bool = False
 
     def closures(
         self,
@@ -121,8 +121,7 @@ class WindowLoss:
 
     def share(self, model: nn.Module, batch: Mapping[str, Any], weight: float) -> Closure:
         """The batch's sum over its units, times ``weight``."""
-        gate = self.depth.gate(batch) if self.depth is not None and weight else None
-
+        gate = batch[GATE] if self.gated else None
         context = replace(self.context, gate=gate)
 
         def closure() -> Tensor:
@@ -130,6 +129,11 @@ class WindowLoss:
                 return self.spec.function(model, batch, context) * weight
 
         return closure
+
+    def returning(self) -> WindowLoss:
+        """The loss of what is beyond its target in bounded batches of this one."""
+        unit = "label" if self.spec.unit == "label" else "token"
+        return replace(self, spec=LossSpec("returned", returned, unit, ("retain",)), gated=False)
 
 
 def without_answers(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rosu_llm.errors import ConfigError
 from rosu_llm.losses import LossContext, ReferenceLogProbs, get_loss
-from rosu_llm.losses.depth import Depth
+from rosu_llm.losses.depth import GATE, Depth, returned
 from tests.losses import naive
 from tests.models import CleanLM, samples
 
@@ -35,23 +35,30 @@ def context(net: CleanLM) -> LossContext:
 
 
 def gradient(net: CleanLM, loss: Tensor) -> Tensor:
-    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(net.parameters()))])
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)])
 
 
-def bounded(net: CleanLM, name: str, given: Tensor, **options: bool) -> tuple[Tensor, Depth]:
+def bounded(net: CleanLM, name: str, given: Tensor, **options: bool) -> tuple[Tensor, Depth, Tensor]:
+    """What is raised, and what is lowered because it is beyond its target."""
     batch = naive.padded(BATCH, 14)
     depth = Depth(lambda _: given, 0.5, **options)
-    with depth.gate(batch).on(net):
-        return get_loss(name, "forget").function(net, batch, context(net)), depth
+    gate = depth.gate(batch)
+    with gate.on(net):
+        loss = get_loss(name, "forget").function(net, batch, context(net))
+    return loss, depth, returned(net, {**batch, GATE: gate}, LossContext())
 
 
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("name", ["nll", "npo", "simnpo"])
 def test_each_share_is_weighted_by_its_distance_from_the_target(name: str, returns: bool) -> None:
-    """Against the samples one by one, unpadded; the value of the loss is that of the unbounded one."""
+    """Against the samples one by one, unpadded; the value of the loss is that of the unbounded one.
+
+    What is beyond its target is lowered by its own negative log-likelihood, whatever the loss.
+    """
     net = model()
-    loss, depth = bounded(net, name, torch.tensor(targets(), dtype=torch.float64), returns=returns)
+    loss, depth, lowered = bounded(net, name, torch.tensor(targets(), dtype=torch.float64), returns=returns)
     expected = torch.zeros(sum(p.numel() for p in net.parameters()), dtype=torch.float64)
+    beyond, far = torch.zeros((), dtype=torch.float64), 0.0
     whole = 0.0
     for sample, target in zip(BATCH, targets(), strict=True):
         tokens = naive.token_losses(net, sample)
@@ -59,12 +66,18 @@ def test_each_share_is_weighted_by_its_distance_from_the_target(name: str, retur
             share = get_loss(name, "forget").function(
                 net, naive.padded([sample], len(sample["input_ids"])), context(net)
             )
-            weight = min(1.0, max(-1.0 if returns else 0.0, (target - sum(tokens) / len(tokens)) / 0.5))
-            expected += weight * gradient(net, share)
+            weight = min(1.0, max(-1.0, (target - sum(tokens) / len(tokens)) / 0.5))
+            expected += max(0.0, weight) * gradient(net, share)
             whole += share.item()
+            own = get_loss("nll", "forget").function(net, naive.padded([sample], 14), LossContext())
+            beyond, far = beyond + (max(0.0, -weight) * own if returns else 0.0), far + max(0.0, -weight) / 5
     assert loss.item() == pytest.approx(whole, rel=1e-12)  # float64 sums in another order
     assert torch.allclose(gradient(net, loss), expected, rtol=1e-10, atol=1e-12)
+    assert lowered.item() == pytest.approx(beyond.item(), rel=1e-12) and (lowered.item() > 0.0) == returns
+    if returns:
+        assert torch.allclose(gradient(net, lowered), gradient(net, beyond), rtol=1e-10, atol=1e-12)
     logs = depth.logs(lambda values: values)
+    assert logs.get("depth/beyond") == (pytest.approx(far) if returns else None)
     assert logs["depth/reached"] == pytest.approx(3 / 5)
     assert logs["depth/target"] == pytest.approx(sum(targets()[:5]) / 5)
     assert depth.logs(lambda values: values) == {}
@@ -77,10 +90,10 @@ def test_single_tokens_have_targets_of_their_own(whole: bool, returns: bool) -> 
     with ``returns`` lowered only as far as its answer is above it."""
     net, batch = model(), naive.padded(BATCH, 14)
     given = torch.rand(len(BATCH), 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 8.0
-    loss, depth = bounded(net, "nll", given, whole=whole, returns=returns)
+    loss, depth, lowered = bounded(net, "nll", given, whole=whole, returns=returns)
     least = -1.0 if returns else 0.0
     logits = net(**{k: batch[k] for k in ("input_ids", "attention_mask")}).logits
-    expected: Tensor = torch.zeros((), dtype=torch.float64)
+    expected, beyond = (torch.zeros((), dtype=torch.float64) for _ in range(2))
     shares, reached, answered = [], 0, 0
     for i, sample in enumerate(BATCH):
         places = [t for t, label in enumerate(sample["labels"]) if t > 0 and label != -100]
@@ -92,12 +105,14 @@ def test_single_tokens_have_targets_of_their_own(whole: bool, returns: bool) -> 
             weight = min(1.0, max(least, gap / 0.5))
             if whole:
                 weight = weight * abs(shares[-1]) if weight * shares[-1] > 0.0 else 0.0
-            expected = expected + weight * token
+            expected, beyond = expected + max(0.0, weight) * token, beyond + max(0.0, -weight) * token
             reached, answered = reached + (weight <= 0.0), answered + 1
     if whole:
         assert min(shares) <= 0.0 and any(0.0 < share <= 1.0 for share in shares)  # answers of both kinds
         assert returns == (min(shares) < 0.0)
     assert torch.allclose(gradient(net, loss), gradient(net, expected), rtol=1e-10, atol=1e-12)
+    if returns:
+        assert torch.allclose(gradient(net, lowered), gradient(net, beyond), rtol=1e-10, atol=1e-12)
     assert depth.logs(lambda values: values)["depth/reached"] == pytest.approx(reached / answered)
 
 
@@ -126,7 +141,7 @@ def test_second_derivatives_carry_the_weights() -> None:
     """Hessian products of the bounded loss are those of the weighted sum."""
     net = model()
     given = torch.tensor(targets(), dtype=torch.float64)
-    loss, _ = bounded(net, "nll", given)
+    loss, _, _ = bounded(net, "nll", given)
     losses = [naive.token_losses(net, sample) for sample in BATCH[:5]]
     gaps = [target - sum(own) / len(own) for target, own in zip(targets()[:5], losses, strict=True)]
     weights = [min(1.0, max(0.0, gap / 0.5)) for gap in gaps]

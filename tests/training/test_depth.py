@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from rosu_llm import ForgetRetainDataset, ROSUTrainer
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.losses.reference import sample_keys
+from rosu_llm.space import LocalSpace
 from rosu_llm.training.depth import drawn
 from tests.losses import naive
 from tests.models import flat, samples, tiny_llama
@@ -90,7 +91,7 @@ def test_where_everything_is_deep_enough_only_the_retain_loss_is_lowered(tmp_pat
     assert all(entry["step/fallback"] == 1.0 for entry in logs(rosu))
 
 
-@pytest.mark.parametrize("method", ["graddiff", "pcgrad"])
+@pytest.mark.parametrize("method", ["graddiff", "pcgrad", "rosu", "uam"])
 def test_what_is_beyond_its_target_comes_back(method: str, tmp_path: Path) -> None:
     """All answers start beyond a target of 2: left alone they stay there, returned they end closer to it."""
     shared: dict[str, Any] = {"method": method, "forget_until": 2.0, "max_steps": 80, "learning_rate": 1e-2}
@@ -101,6 +102,21 @@ def test_what_is_beyond_its_target_comes_back(method: str, tmp_path: Path) -> No
         ends[beyond] = [float(np.mean(naive.token_losses(t.model, s))) for s in FORGET]
     assert min(ends["leave"]) > 3.0
     assert np.mean(np.abs(np.subtract(ends["return"], 2.0))) < 0.5 * np.mean(np.abs(np.subtract(ends["leave"], 2.0)))
+
+
+@pytest.mark.parametrize(("method", "count"), [("rosu", 5), ("graddiff", 3), ("sam_npo", 4)])
+def test_the_passes_over_what_returns_are_announced(
+    method: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[None] = []
+    backward = LocalSpace.backward
+    monkeypatch.setattr(LocalSpace, "backward", lambda space, loss: (made.append(None), backward(space, loss)))
+    settings = {"method": method, "forget_until": 4.3, "forget_beyond": "return", "max_steps": 1}
+    t = trainer(tmp_path, gradient_accumulation_steps=1, **settings)
+    t.train()
+    assert t.preflight is not None
+    assert len(made) == count == t.preflight.passes + t.preflight.returning
+    assert f"{count} forward+backward passes" in t.preflight.line()
 
 
 def test_holdout_targets_have_the_distribution_of_unseen_losses(tmp_path: Path) -> None:
@@ -252,8 +268,8 @@ def test_adapters_are_bounded_too(tmp_path: Path) -> None:
         ({"forget_beyond": "return", "method": "graddiff"}, ConfigError, "set forget_until"),
         ({"forget_level": "words"}, ConfigError, "forget_level"),
         ({"forget_margin": -1.0}, ConfigError, "forget_margin=-1.0"),
-        ({"forget_until": 2.0, "forget_beyond": "return"}, ConfigError, "'rosu' perturbs along"),
-        ({"forget_until": 2.0, "forget_beyond": "return", "method": "uam"}, ConfigError, "'uam' perturbs along"),
+        ({"forget_until": 2.0, "forget_beyond": "return", "method": "ng"}, ConfigError, "'ng' has none in the steps"),
+        ({"forget_until": 2.0, "forget_beyond": "return", "method": "scrub"}, ConfigError, "'scrub' has none in the"),
         ({"forget_until": 2.0, "method": "ft"}, ConfigError, "forgets nothing"),
     ],
 )

@@ -88,7 +88,7 @@ def test_captured_gradients_may_be_narrower_and_elsewhere() -> None:
     found = preflight(model, rule, optimizer, **capture_options(settings))
     assert found.of_process("zero2", 1).host == (2 + 2) * WEIGHTS
     assert found.of_process("fsdp2", 1).host == found.of_process("ddp", 2).host == (2 + 2 + 4) * WEIGHTS
-    assert capture_options(object()) == {"capture_bytes": None, "on_host": False, "pulls": True}
+    assert capture_options(object()) == {"capture_bytes": None, "on_host": False, "pulls": True, "returns": False}
 
 
 def test_processes_share_what_a_layout_splits() -> None:

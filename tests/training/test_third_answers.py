@@ -140,10 +140,6 @@ def test_bounded_forgetting_looks_at_the_answer_under_the_current_weights(
         ({"forget_loss": "idk_nll", "forget_until": 3.0}, "that of the refusals alone.*idk_dpo"),
         ({"forget_loss": "altpo", "forget_until": 3.0, "forget_level": "token"}, "two whole answers.*'sequence'"),
         ({"forget_loss": "altpo", "forget_until": 3.0, "forget_level": "both"}, "two whole answers.*'sequence'"),
-        (
-            {"method": "graddiff", "forget_loss": "altpo", "forget_until": 3.0, "forget_beyond": "return"},
-            "compares two answers.*'leave'",
-        ),
         ({"retain_loss": "undial"}, "cannot work as a retain loss"),
     ],
 )

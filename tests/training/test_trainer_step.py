@@ -12,7 +12,7 @@ from torch.utils.data import SequentialSampler
 
 from rosu_llm import ForgetRetainCollator, ROSUConfig, ROSUTrainer
 from rosu_llm.errors import DataError
-from tests.algorithm1 import algorithm_1
+from tests.algorithm1 import Flat, algorithm_1, mean_nll, surrogate_step
 from tests.models import CleanLM, flat, samples, tiny_llama
 
 FORGET, RETAIN = samples(8, seed=1), samples(8, seed=2)
@@ -83,6 +83,34 @@ def test_one_step_is_algorithm_1_on_a_llama(tmp_path: Path) -> None:
     assert float((flat(model.parameters()) - expected).norm() / (expected - w).norm()) < 1e-4
 
 
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 1), (2, 4)])
+def test_what_is_beyond_its_target_is_kept_in_algorithm_1(batch: int, accumulation: int, tmp_path: Path) -> None:
+    """L_f = Σ w⁺ℓ/n over the forget tokens and L_r = (mean over the retain tokens) + Σ w⁻ℓ/n, with the weights at w.
+
+    So δ is neutral to retain data and returning tokens together, and both are descended at w+δ.
+    """
+    model = CleanLM().double()
+    space, level, margin = Flat(model), 4.2, 0.3
+
+    def tokens(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        alone = [[{**s, "labels": [t if i == at else -100 for i, t in enumerate(s["labels"])]}] for s in FORGET
+                 for at in range(1, len(s["labels"])) if s["labels"][at] != -100]  # fmt: skip
+        return torch.stack([mean_nll(model, weights, one) for one in alone])
+
+    w = space.vector()
+    share = ((level - tokens(space.weights(w)).detach()) / margin).clamp(-1.0, 1.0)
+    assert share.max() == 1.0 and share.min() == -1.0 and ((share > 0.0) & (share < 1.0)).any()
+    loss_f = lambda weights: (share.clamp(min=0.0) * tokens(weights)).mean()
+    loss_r = lambda weights: mean_nll(model, weights, RETAIN) + ((-share).clamp(min=0.0) * tokens(weights)).mean()
+    delta, v = surrogate_step(space, w, loss_f, loss_r, rho=0.3)
+    how: dict[str, Any] = {"forget_until": level, "forget_margin": margin, "forget_level": "token"}
+    how |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    train(model, tmp_path, **how, forget_beyond="return")
+    moved = 0.1 / 0.3 * delta - 0.1 * v
+    # float64 from end to end
+    assert float((flat(model.parameters()) - w - moved).norm() / moved.norm()) < 1e-9
+
+
 @pytest.mark.parametrize("method", ["rosu", "graddiff"])
 @pytest.mark.parametrize("forget_loss", ["nll", "simnpo", "npo"])
 def test_eight_times_one_equals_one_times_eight(tmp_path: Path, method: str, forget_loss: str) -> None:
@@ -110,7 +138,6 @@ def test_micro_mean_is_the_mean_of_micro_batch_means(tmp_path: Path) -> None:
             model, tmp_path, reduction=reduction, per_device_train_batch_size=1, gradient_accumulation_steps=8
         )
         logs[reduction] = trainer.state.log_history[0]["loss/retain"]
-    from tests.algorithm1 import Flat, mean_nll
 
     fresh = CleanLM().double()
     weights = Flat(fresh).weights(Flat(fresh).vector())
