@@ -33,7 +33,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "instruct": {
         "common": {"learning_rate": (5e-5, 1e-4, 2e-4), "num_train_epochs": (5,)},
-        "values": {"rho": (0.05, 0.1, 0.4)},
+        "values": {"rho": (0.05, 0.1, 0.4), "kappa": (0.05, 0.1, 0.25)},
         "bounded": {"forget_level": "both"},
         "trials": 3,
         "seeds": (0, 1, 2),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from math import sqrt
 from typing import Any
 
 import torch
@@ -96,14 +97,19 @@ class Depth:
         return torch.stack(self._seen).cpu().double().sum(0)
 
     def remaining(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> float:
-        """How much is left to forget: the mean weight of this step's batches over that of the first that had any."""
+        """How much is left to forget: the mean weight of this step's batches over that of the first that had any.
+
+        Where what goes too far returns, its square root, as the length of a sum of unrelated gradients falls: a pull
+        that faded faster would lose against the return before the last tokens are there.
+        """
         count, weight = mean_over_ranks(self._totals()[:2]).tolist()
         mean = float(weight / count) if count else 0.0
         if mean == 0.0:
             return 0.0
         if self.start is None:
             self.start = mean
-        return min(1.0, mean / self.start)
+        share = min(1.0, mean / self.start)
+        return sqrt(share) if self.returns else share
 
     def logs(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Means over what was weighed since the last call, over all processes."""

@@ -30,7 +30,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "method": "rosu",
         "rho": 1.6,
         "amplify": "matched",
-        "kappa": 1.0,
+        "kappa": 0.7,
         "forget_until": "holdout",
         "forget_level": "token",
         "forget_beyond": "return",

@@ -173,14 +173,16 @@ def test_a_loss_that_never_reads_the_logits_is_refused() -> None:
         net.head.weight.square().sum()
 
 
-def test_what_is_left_is_measured_by_the_first_step_that_had_any() -> None:
+@pytest.mark.parametrize("returns", [False, True])
+def test_what_is_left_is_measured_by_the_first_step_that_had_any(returns: bool) -> None:
     """A first window that is deep enough already must not switch everything after it off."""
     net, batch, level = model(), naive.padded(BATCH, 14), [-1.0]
-    depth = Depth(lambda _: torch.full((6,), level[0], dtype=torch.float64), 1e3)
+    depth = Depth(lambda _: torch.full((6,), level[0], dtype=torch.float64), 1e3, returns=returns)
     left = []
     for level[0] in (-1.0, 500.0, 250.0, -1.0):
         with depth.gate(batch).on(net):
             get_loss("nll", "forget").function(net, batch, LossContext())
         left.append(depth.remaining(lambda values: values))
         depth.logs(lambda values: values)
-    assert left == [0.0, 1.0, pytest.approx(0.5, abs=0.01), 0.0]  # losses of about 4 against targets of hundreds
+    half = 0.5**0.5 if returns else 0.5
+    assert left == [0.0, 1.0, pytest.approx(half, abs=0.01), 0.0]  # losses of about 4 against targets of hundreds
