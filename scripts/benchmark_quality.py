@@ -99,7 +99,7 @@ def main() -> int:
     from rosu_llm.presentation.writers import print_section, write_page, write_table
 
     plan = dict(TASKS[options.task])
-    names = options.methods or (["rosu_returned", "graddiff"] if options.smoke else list(BENCHMARKED))
+    names = options.methods or (["rosu_bounded", "graddiff"] if options.smoke else list(BENCHMARKED))
     if options.smoke:
         plan.update(common={"learning_rate": (1e-3, 2e-3), "num_train_epochs": (1,)}, trials=2, seeds=(0, 1))
     try:

@@ -64,11 +64,11 @@ CONTESTANTS: dict[str, Contestant] = {
     for name, one in _METHODS.items()
     for suffix, words, settings in (
         ("", "", {}),
-        ("_bounded", ", bounded*", {**BOUND, "forget_beyond": "leave"}),
-        ("_returned", ", returned*", BOUND),
+        ("_bounded", ", bounded*", BOUND),
+        ("_returned", ", returned*", {**BOUND, "forget_beyond": "return"}),
     )
 }
-CONTESTANTS["rosu_returned"] = Contestant("ROSU, recommended*", PRESETS["recommended"], _PULL)
+CONTESTANTS["rosu_bounded"] = Contestant("ROSU, recommended*", PRESETS["recommended"], _PULL)
 #: Those that need nothing but forget, retain and held-out samples.
 BENCHMARKED = tuple(CONTESTANTS)
 

@@ -12,35 +12,33 @@ from ..losses import LOSSES
 #: Settings with which nothing besides the method's own data is measured.
 WITHOUT_UNSEEN: Mapping[str, Any] = {"calibrate": "off", "forget_until": "off", "budget": None}
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # The paper's language-model runs as it describes them (appendix, "ROSU recipe"), with the optimizer between
-    # the amplified gradient and the weights; learning rate and length belong to the task.
-    "paper": {
-        "method": "rosu",
-        "rho": 0.4,
-        "rho_schedule": "constant",
-        "beta": "tied",
-        "amplify": "optimizer",
-        "fallback": "paper",
-        **WITHOUT_UNSEEN,
-    },
-    # Ours: every answer token to the level of unseen data. Tokens that are dragged beyond it count as data to keep, so
-    # that the pull is neutral to them, too, and may be strong.
-    "recommended": {
-        "method": "rosu",
-        "rho": 1.6,
-        "amplify": "matched",
-        "kappa": 0.7,
-        "forget_until": "holdout",
-        "forget_level": "token",
-        "forget_beyond": "return",
-        "forget_margin": 0.5,
-        "forget_draw": False,
-    },
+#: How deep the recommended preset forgets: what turns any method into its bounded form.
+BOUND: Mapping[str, Any] = {
+    "forget_until": "holdout",
+    "forget_level": "token",
+    "forget_margin": 0.5,
+    "forget_draw": False,
 }
 
-#: How deep the recommended preset forgets: what turns any method into its bounded form.
-BOUND: Mapping[str, Any] = {name: value for name, value in PRESETS["recommended"].items() if name.startswith("forget_")}
+# The paper's language-model runs as it describes them (appendix, "ROSU recipe"), with the optimizer between the
+# amplified gradient and the weights; learning rate and length belong to the task.
+_PAPER: Mapping[str, Any] = {
+    "method": "rosu",
+    "rho": 0.4,
+    "rho_schedule": "constant",
+    "beta": "tied",
+    "amplify": "optimizer",
+    "fallback": "paper",
+    **WITHOUT_UNSEEN,
+}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "paper": _PAPER,
+    # Ours for small models: every answer token up to the level of unseen data, with a gentle retain-neutral pull.
+    "recommended": {"method": "rosu", "rho": 0.8, "amplify": "matched", "kappa": 0.25, **BOUND},
+    # Ours for pretrained models: the paper's steps, but what is as unlikely as unseen answers is left alone.
+    "bounded": {**_PAPER, **BOUND, "forget_level": "both"},
+}
 
 
 def with_named_loss(values: Mapping[str, Any]) -> dict[str, Any]:

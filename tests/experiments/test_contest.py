@@ -110,9 +110,9 @@ def test_the_closest_comes_first_and_nothing_runs_twice(tmp_path: Path) -> None:
     assert [entry["name"] for entry in ranking(document["entries"])] == ["rosu_bounded", "graddiff"]
     differences = paired_differences(*ranking(document["entries"]))
     assert differences == pytest.approx([0.95 - 0.01, 0.95 - 0.02, 0.95 - 0.03])
-    assert "ROSU, matched pull, bounded* is closest, by 0.930" in paired_tests(document["entries"])[0]
+    assert "ROSU, recommended* is closest, by 0.930" in paired_tests(document["entries"])[0]
     page = markdown.section(contest_section(document), pictures={})
-    rows = [line for line in page.splitlines() if line.startswith("| ROSU, matched pull, bounded*")]
+    rows = [line for line in page.splitlines() if line.startswith("| ROSU, recommended*")]
     assert len(rows) == 3  # figures, scores, search
     assert "0.620 ± 0.010" in rows[0]
     again = Silent()

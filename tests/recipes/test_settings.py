@@ -13,6 +13,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from rosu_llm import ROSUConfig
 from rosu_llm.errors import ConfigError
 from rosu_llm.recipes.settings import RunArguments, build, read_config, read_flags
+from rosu_llm.training.presets import PRESETS
 from tests.conftest import ROOT
 
 
@@ -321,3 +322,22 @@ def test_shipped_recipes_are_understood(path: Path) -> None:
         run_value = getattr(run, name) or "filled in on the command line"
         setattr(run, name, run_value)
     run.check_run()
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_presets_are_settings_to_start_from(name: str) -> None:
+    """Those that are given go before, and a preset works alone."""
+    config = build({"preset": name, "output_dir": "unused"}).config
+    assert {key: getattr(config, key) for key in PRESETS[name]} == dict(PRESETS[name])
+    config = build({"preset": name, "rho": 0.05, "forget_until": 2.0, "output_dir": "unused"}).config
+    assert (config.rho, config.forget_until, config.amplify) == (0.05, 2.0, PRESETS[name]["amplify"])
+
+
+def test_the_bounded_preset_is_the_papers_but_for_its_depth() -> None:
+    other = {key for key, value in PRESETS["bounded"].items() if PRESETS["paper"].get(key) != value}
+    assert other == {"forget_until", "forget_level", "forget_margin", "forget_draw"}
+
+
+def test_an_unknown_preset_comes_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="Unknown preset 'papers': it is not one of bounded, paper, recommended"):
+        build({"preset": "papers", "output_dir": "unused"})
