@@ -79,7 +79,7 @@ def test_every_logged_name_is_documented_and_nothing_else() -> None:
         "loss",
         *(f"loss/{part}" for part in ("forget", "retain", "surrogate", "forget_surrogate", "holdout", "mismatch")),
     }
-    logged |= {f"depth/{name}" for name in ("remaining", "reached", "target", "loss")}
+    logged |= {f"depth/{name}" for name in ("remaining", "reached", "target", "loss", "beyond")}
     for folder in ("step", "training", "representation"):
         for path in (ROOT / "rosu_llm" / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
