@@ -104,15 +104,19 @@ def test_joint_batches_are_normalised_together(tmp_path: Path) -> None:
     assert torch.allclose(flat(model.parameters()), expected, atol=1e-9)
 
 
+@pytest.mark.parametrize("beyond", ["leave", "return"])
 @pytest.mark.parametrize("until", [1.4, "holdout"])
-def test_bounded_forgetting_weighs_every_image(until: float | str, tmp_path: Path) -> None:
+def test_bounded_forgetting_weighs_every_image(until: float | str, beyond: str, tmp_path: Path) -> None:
     """v = ∇L_r − Σ wᵢ∇ℓᵢ/n with wᵢ = clip((Tᵢ − ℓᵢ)/margin, 0, 1), by a loop over images in float64.
+
+    What returns is part of L_r, so that its weight goes down to −1.
 
     Tᵢ of ``holdout`` is drawn once for each of the 16 forget images, whatever crop of it a batch shows.
     """
     model = SmallCNN().double()
     options = {"method": "graddiff", "momentum": 0.0, "weight_decay": 0.0, "lr_scheduler_type": "constant"}
-    made = trainer(model, tmp_path, forget_until=until, forget_margin=0.05, batch_norm="eval", **options)
+    bound = {"forget_until": until, "forget_margin": 0.05, "forget_beyond": beyond}
+    made = trainer(model, tmp_path, batch_norm="eval", **bound, **options)
     seen, twin, every = recorded(made), copy.deepcopy(model).eval(), images()
     made.train()
 
@@ -130,13 +134,14 @@ def test_bounded_forgetting_weighs_every_image(until: float | str, tmp_path: Pat
         total = losses(retain["pixel_values"], retain["labels"]).mean()
         for i, row in enumerate(forget["rows"].tolist()):
             own = losses(forget["pixel_values"][i : i + 1], forget["labels"][i : i + 1])[0]
-            weights.append(min(max((targets[row] - float(own)) / 0.05, 0.0), 1.0))
+            least = -1.0 if beyond == "return" else 0.0
+            weights.append(min(max((targets[row] - float(own)) / 0.05, least), 1.0))
             total = total - weights[-1] * own / len(forget["labels"])
         for p, g in zip(parameters, torch.autograd.grad(total, parameters), strict=True):
             p.data -= 0.1 * g
     moved = float((flat(parameters) - flat(SmallCNN().double().parameters())).norm())
     assert float((flat(model.parameters()) - flat(parameters)).norm()) < 1e-9 * moved
-    assert 0.0 in weights and 1.0 in weights and any(0.0 < w < 1.0 for w in weights)
+    assert least in weights and 1.0 in weights and any(0.0 < w < 1.0 for w in weights)
     assert {"depth/reached", "depth/target"} <= made.state.log_history[0].keys()
 
 
