@@ -99,8 +99,7 @@ class Depth:
     def remaining(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> float:
         """How much is left to forget: the mean weight of this step's batches over that of the first that had any.
 
-        Where what goes too far returns, its square root, as the length of a sum of unrelated gradients falls: a pull
-        that faded faster would lose against the return before the last tokens are there.
+        Where what goes too far returns, its square root, as the length of a sum of unrelated gradients falls.
         """
         count, weight = mean_over_ranks(self._totals()[:2]).tolist()
         mean = float(weight / count) if count else 0.0

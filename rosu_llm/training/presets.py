@@ -34,9 +34,10 @@ _PAPER: Mapping[str, Any] = {
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "paper": _PAPER,
-    # Ours for small models: every answer token up to the level of unseen data, with a gentle retain-neutral pull.
+    # Ours, chosen on the demo: every answer token up to the level of unseen data, with a gentle retain-neutral pull.
     "recommended": {"method": "rosu", "rho": 0.8, "amplify": "matched", "kappa": 0.25, **BOUND},
-    # Ours for pretrained models: the paper's steps, but what is as unlikely as unseen answers is left alone.
+    # Ours, closest on an instruction-tuned model: the paper's steps, but what is as unlikely as unseen answers is left
+    # alone.
     "bounded": {**_PAPER, **BOUND, "forget_level": "both"},
 }
 
