@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ def main() -> None:
     out: Path = options.out
     if (out / "model.safetensors").is_file():
         return
+    if not options.toy and find_spec("gguf") is None:
+        parser.error("SmolLM2's file has the format GGUF, which needs a package: pip install gguf, or give --toy.")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         model, tokenizer = toy() if options.toy else smollm2(Path(scratch))

@@ -306,6 +306,17 @@ def test_the_comparison_runs_at_smoke_size(task: str, more: list[str], shared_da
     assert {f"{name}.tex" for name in ("figures", "scores", "search")} <= {p.name for p in (tmp_path / task).iterdir()}
 
 
+def test_the_small_model_names_the_package_that_reads_it(tmp_path: Path) -> None:
+    """Before the download."""
+    without = "import importlib.util as u, runpy, sys; find = u.find_spec; sys.argv = sys.argv[1:]; "
+    without += "u.find_spec = lambda name, *at: None if name == 'gguf' else find(name, *at); "
+    without += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    call = [sys.executable, "-c", without, str(ROOT / "scripts" / "small_model.py"), str(tmp_path / "model")]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "pip install gguf" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_subset_needs_something_to_forget(tmp_path: Path) -> None:
     call = [sys.executable, str(ROOT / "scripts" / "tofu_subset.py"), "unread", str(tmp_path / "out"), "--limit", "0"]
     done = subprocess.run(call, capture_output=True, text=True, check=False)

@@ -140,6 +140,9 @@ class MethodArguments:
     forget_draw: bool = field(
         default=True, metadata=_help("holdout: one loss drawn for each sample; false takes their mean for all.")
     )
+    forget_refresh: int = field(
+        default=0, metadata=_help("Steps after which the targets are measured anew; 0: once, before the first step.")
+    )
 
     keep_best: str = field(
         default="off", metadata=_help("Weights to end with: off (the last step's), or depth (closest to the targets).")
@@ -394,6 +397,16 @@ class MethodArguments:
             raise unknown("forget_level", self.forget_level, LEVELS)
         if self.forget_beyond not in BEYOND:
             raise unknown("forget_beyond", self.forget_beyond, BEYOND)
+        if self.forget_refresh < 0:
+            raise ConfigError(
+                f"forget_refresh={self.forget_refresh!r} must be at least 1 step, or 0 to measure the targets once."
+            )
+        if self.forget_refresh and until not in ("holdout", "alternates"):
+            raise ConfigError(
+                f"forget_refresh={self.forget_refresh!r} measures the targets again under the present weights, and "
+                f"those of forget_until={until!r} do not depend on them: use 'holdout' or 'alternates', or "
+                "forget_refresh=0."
+            )
         if until == "off":
             if self.forget_beyond != "leave":
                 raise ConfigError(

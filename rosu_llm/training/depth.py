@@ -2,8 +2,9 @@
 
 ``holdout``: the losses of never-trained samples of the same kind, one drawn for each forget sample so that the
 distributions match, or their mean. ``base``: the loss of the sample itself under the model as it was before it learned
-the data. ``alternates``: that of wrong answers to the same question. A number: itself. All are computed once, before
-the first step, and travel with the checkpoints.
+the data. ``alternates``: that of wrong answers to the same question. A number: itself. All are computed before the
+first step and travel with the checkpoints; with ``forget_refresh`` they follow what the present weights say of unseen
+data, which is what an attacker compares with.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,8 @@ class Bound:
     def __init__(self, settings: MethodArguments, seed: int) -> None:
         self._settings, self._seed = settings, seed
         self.targets = SampleValues()
+        #: For every forget sample the places of the held-out samples that stand for it, once they were looked for.
+        self._near: dict[str, list[int]] = {}
         whole, returns = settings.forget_level == "both", settings.forget_beyond == "return"
         self.depth = Depth(self._of, settings.forget_margin, whole=whole, returns=returns)
 
@@ -85,9 +89,10 @@ class Bound:
             until = f"forget_until={self._settings.forget_until!r}"
             self.targets = SampleValues.load(part_of(checkpoint, TARGETS_FILE, until))
 
-    def compute(self, model: nn.Module, unseen: Unseen) -> None:
-        """The targets under the weights the model has now, unless they are known."""
-        if not self.measured or self.targets.values:
+    def compute(self, model: nn.Module, unseen: Unseen, step: int) -> None:
+        """The targets under the weights the model has now, unless they are known and not due again at this ``step``."""
+        every = self._settings.forget_refresh
+        if not self.measured or (self.targets.values and not (every and step % every == 0)):
             return
         measure = {"holdout": self._holdout, "base": self._base, "alternates": self._alternates}
         self.targets = SampleValues(measure[str(self._settings.forget_until)](model, unseen))
@@ -112,15 +117,15 @@ class Bound:
         known = [(sample, losses[key]) for batch in kept for key, sample in _tokens(batch) if losses[key]]
         if not known:
             raise _no_answer("holdout_dataset")
-        generator = np.random.default_rng(abs(self._seed))
         values: dict[str, Sequence[float]] = {}
+        generator = np.random.default_rng(abs(self._seed))
         for batch in unseen.forget():
             for key, sample in _tokens(batch):
-                order = sorted(range(len(known)), key=[-sample.likeness(other) for other, _ in known].__getitem__)
-                near = [known[i] for i in order[:NEIGHBOURS]]
-                if self._settings.forget_draw:
-                    near = [near[int(generator.integers(len(near)))]]
-                found = [counterparts(sample.answer, other.answer, own) for other, own in near]
+                if key not in self._near:
+                    order = sorted(range(len(known)), key=[-sample.likeness(other) for other, _ in known].__getitem__)
+                    near = order[:NEIGHBOURS]
+                    self._near[key] = [near[int(generator.integers(len(near)))]] if self._settings.forget_draw else near
+                found = [counterparts(sample.answer, known[i][0].answer, known[i][1]) for i in self._near[key]]
                 values[key] = tuple(float(value) for value in np.mean(found, axis=0))
         return values
 
@@ -234,12 +239,17 @@ def counterparts(answer: Sequence[int], other: Sequence[int], losses: Sequence[f
     has: there every token gets the mean loss. Where the other has nothing, the mean loss of its whole answer.
     """
     values = [float(np.mean(losses))] * len(answer)
-    for kind, a, b, c, d in SequenceMatcher(None, other, answer, autojunk=False).get_opcodes():
+    for kind, a, b, c, d in _edits(tuple(other), tuple(answer)):
         if kind == "equal":
             values[c:d] = losses[a:b]
         elif kind == "replace":
             values[c:d] = [float(np.mean(losses[a:b]))] * (d - c)
     return values
+
+
+@lru_cache(maxsize=1 << 15)  # the same at every refresh
+def _edits(other: tuple[int, ...], answer: tuple[int, ...]) -> list[tuple[str, int, int, int, int]]:
+    return SequenceMatcher(None, other, answer, autojunk=False).get_opcodes()
 
 
 def _levels(model: nn.Module, batches: Iterable[Batch], name: str) -> list[float]:

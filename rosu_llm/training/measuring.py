@@ -201,7 +201,7 @@ class Measuring(Base):  # type: ignore[misc]
             yield from (batch for batch, _ in self._shared(every))
 
     def _measure_targets(self, model: nn.Module, bound: Bound) -> None:
-        """Before the first step, likewise."""
+        """Before the first step, likewise, and where they are due again."""
         unseen = Unseen(
             forget=self._forget_batches,
             share=lambda: self._forget_share(self.train_dataset),
@@ -211,7 +211,7 @@ class Measuring(Base):  # type: ignore[misc]
             base=lambda: load_base(self._base_model).to(self.args.device),
         )
         with self.compute_loss_context_manager():
-            bound.compute(model, unseen)
+            bound.compute(model, unseen, self.state.global_step)
 
     def _distance_to_targets(self) -> float:
         """Mean |T − ℓ| over all forget samples."""

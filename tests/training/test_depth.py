@@ -135,6 +135,34 @@ def test_holdout_targets_have_the_distribution_of_unseen_losses(tmp_path: Path) 
     assert [v for (v,) in mean._bound.targets.values.values()] == pytest.approx([np.mean(losses)] * 8, rel=1e-5)
 
 
+@pytest.mark.parametrize("level", ["sequence", "both"])
+@pytest.mark.parametrize("draw", [True, False])
+def test_refreshed_targets_are_those_of_a_run_that_begins_there(level: str, draw: bool, tmp_path: Path) -> None:
+    """At steps 0, 3 and 6 of 8 the level is that of the weights there; in between it stays."""
+    shared: dict[str, Any] = {"forget_until": "holdout", "forget_level": level, "forget_draw": draw, "max_steps": 8}
+    shared |= {"learning_rate": 1e-2, "method": "graddiff"}
+    t = trainer(tmp_path / "whole", forget_refresh=3, **shared)
+    recorded, seen = Recorded(), []
+
+    class Note(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            assert t._bound is not None
+            seen.append(dict(t._bound.targets.values))
+
+    t.add_callback(recorded)
+    t.add_callback(Note())
+    t.train()
+    for step in (0, 3, 6):
+        model = tiny_llama()
+        torch.nn.utils.vector_to_parameters(recorded.weights[step].clone(), model.parameters())
+        fresh = trainer(tmp_path / str(step), model=model, **{**shared, "max_steps": 1})
+        fresh.train()
+        assert fresh._bound is not None
+        for key, values in fresh._bound.targets.values.items():
+            assert seen[step][key] == pytest.approx(values, rel=1e-6)
+    assert seen[0] == seen[2] != seen[3] == seen[5] != seen[6] == seen[7]
+
+
 def test_the_draw_follows_the_seed() -> None:
     assert drawn([1.0, 2.0, 5.0], 7, 3) == drawn([1.0, 2.0, 5.0], 7, 3)
     assert drawn([1.0, 2.0, 5.0], 7, 3) != drawn([1.0, 2.0, 5.0], 7, 4)
@@ -164,8 +192,10 @@ def test_alternates_and_base_targets_are_those_of_the_loop(tmp_path: Path) -> No
             assert values == pytest.approx(truth[key[name]], rel=1e-5), kind  # float32 logits
 
 
-def test_targets_travel_with_checkpoints_and_resuming_is_exact(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refresh", [0, 3])
+def test_targets_travel_with_checkpoints_and_resuming_is_exact(refresh: int, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"forget_until": "holdout", "save_strategy": "steps", "save_steps": 2}
+    settings |= {"forget_refresh": refresh, "forget_level": "both"}
     whole = weights(trainer(tmp_path, model=tiny_llama(dropout=0.1), **settings))
     again = trainer(tmp_path, model=tiny_llama(dropout=0.1), **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -267,6 +297,10 @@ def test_adapters_are_bounded_too(tmp_path: Path) -> None:
         ({"forget_until": 2.0, "forget_beyond": "raise"}, ConfigError, "forget_beyond"),
         ({"forget_beyond": "return", "method": "graddiff"}, ConfigError, "set forget_until"),
         ({"forget_level": "words"}, ConfigError, "forget_level"),
+        ({"forget_until": "holdout", "forget_refresh": -1}, ConfigError, "at least 1 step, or 0"),
+        ({"forget_until": 2.0, "forget_refresh": 5}, ConfigError, "do not depend on them: use 'holdout'"),
+        ({"forget_until": "base", "base_model": "unread", "forget_refresh": 5}, ConfigError, "forget_until='base'"),
+        ({"forget_refresh": 5}, ConfigError, "forget_until='off'"),
         ({"forget_margin": -1.0}, ConfigError, "forget_margin=-1.0"),
         ({"forget_until": 2.0, "forget_beyond": "return", "method": "ng"}, ConfigError, "'ng' has none in the steps"),
         ({"forget_until": 2.0, "forget_beyond": "return", "method": "scrub"}, ConfigError, "'scrub' has none in the"),
