@@ -51,7 +51,7 @@ esac
 settings() { # the settings of a method
   case $1 in
     rosu) echo --method rosu --rho 0.05 ;;
-    rosu_bounded) echo --preset recommended --rho 0.05 --holdout-data "$out/data:level" ;;
+    rosu_bounded) echo --preset small --rho 0.05 --holdout-data "$out/data:level" ;;
     graddiff) echo --method graddiff ;;
     npo) echo --method graddiff --forget-loss npo ;;
     *)

@@ -17,24 +17,23 @@ from typing import Any
 
 #: Task → the learning rates and lengths that every method tries, the number of trials, and the reported seeds.
 #: ``values`` are tried there in place of the methods' usual ones, which are for larger models; ``bounded`` are settings
-#: of all methods there that are bounded and leave alone what is beyond its level.
+#: of all methods there that are bounded.
 TASKS: dict[str, dict[str, Any]] = {
     "people": {
         "common": {"learning_rate": (2e-4, 5e-4, 1e-3, 2e-3), "num_train_epochs": (10, 20, 40)},
+        "bounded": {"forget_level": "token"},
         "trials": 6,
         "seeds": (0, 1, 2, 3, 4),
     },
     "authors": {
         "common": {"learning_rate": (5e-5, 1e-4, 2e-4, 3e-4), "num_train_epochs": (5, 10)},
         "values": {"rho": (0.02, 0.05, 0.1, 0.4)},
-        "bounded": {"forget_level": "both"},
         "trials": 4,
         "seeds": (0, 1, 2),
     },
     "instruct": {
         "common": {"learning_rate": (5e-5, 1e-4, 2e-4), "num_train_epochs": (5,)},
         "values": {"rho": (0.05, 0.1, 0.4), "kappa": (0.05, 0.1, 0.25)},
-        "bounded": {"forget_level": "both"},
         "trials": 3,
         "seeds": (0, 1, 2),
     },
@@ -99,7 +98,7 @@ def main() -> int:
     from rosu_llm.presentation.writers import print_section, write_page, write_table
 
     plan = dict(TASKS[options.task])
-    names = options.methods or (["rosu_bounded", "graddiff"] if options.smoke else list(BENCHMARKED))
+    names = options.methods or (["rosu_paper_bounded", "graddiff"] if options.smoke else list(BENCHMARKED))
     if options.smoke:
         plan.update(common={"learning_rate": (1e-3, 2e-3), "num_train_epochs": (1,)}, trials=2, seeds=(0, 1))
     try:
@@ -110,7 +109,7 @@ def main() -> int:
             options.trials or plan["trials"],
             SEARCH_SEED,
             options.seeds or plan["seeds"],
-            own={name: plan.get("bounded", {}) for name in names if name.endswith("_bounded")},
+            own={name: plan.get("bounded", {}) for name in names if name.endswith(("_bounded", "_returned"))},
             values=plan.get("values", {}),
         )
         task = make_task(options)

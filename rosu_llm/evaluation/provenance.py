@@ -30,9 +30,11 @@ class HydraRecord:
     overrides: tuple[str, ...] = ()  # what was typed on the command line
     hydra: Mapping[str, Any] = field(default_factory=dict)  # its own settings, with the chosen file of each group
 
-    def get(self, path: str) -> Any:
-        """The configuration's value at ``a.b.c``, or None; Hydra records references such as ``${x.y}`` as they are."""
+    def get(self, path: str, otherwise: Any = None) -> Any:
+        """The configuration's value at ``a.b.c``, if any; Hydra records references such as ``${x.y}`` as they are."""
         value = _at(self.config, path)
+        if value is None:
+            return otherwise
         for _ in range(8):  # a chain of references; a circle of them ends as unknown
             if not isinstance(value, str) or "${" not in value:
                 return value

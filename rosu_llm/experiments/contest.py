@@ -8,7 +8,7 @@ distance to the model that never learned the forget data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -39,7 +39,7 @@ class Contestant:
     knobs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-_ROSU = {name: value for name, value in PRESETS["recommended"].items() if name not in BOUND}
+_ROSU = {"method": "rosu", "amplify": "matched"}
 _PULL = {"rho": (*_RADII, "auto"), "kappa": (0.25, 0.5, 1.0)}
 _WEIGHT = {"retain_weight": (1.0, 2.0, 5.0)}
 
@@ -68,7 +68,8 @@ CONTESTANTS: dict[str, Contestant] = {
         ("_returned", ", returned*", {**BOUND, "forget_beyond": "return"}),
     )
 }
-CONTESTANTS["rosu_bounded"] = Contestant("ROSU, recommended*", PRESETS["recommended"], _PULL)
+#: The preset of that name.
+CONTESTANTS["rosu_paper_bounded"] = replace(CONTESTANTS["rosu_paper_bounded"], label="ROSU, recommended*")
 #: Those that need nothing but forget, retain and held-out samples.
 BENCHMARKED = tuple(CONTESTANTS)
 

@@ -23,13 +23,13 @@ class TofuMethod:
     Attributes:
         trainer: None where the experiment chooses it.
         overrides: further words; ``{alternates}`` stands for AltPO's file.
-        calibrated: its training uses held-out questions, which every evaluation of the table then sets aside.
+        held_out: its training looks at held-out questions, which every evaluation of the table then sets aside.
     """
 
     trainer: str | None
     experiment: str = DEFAULT
     overrides: tuple[str, ...] = ()
-    calibrated: bool = False
+    held_out: bool = False
 
     @property
     def has_radius(self) -> bool:
@@ -76,7 +76,7 @@ TABLE: dict[str, TofuMethod] = {
     "RMU": TofuMethod("RMU"),
     "ROSU": TofuMethod("ROSU"),
     "ROSU_matched": TofuMethod("ROSU_matched"),
-    "ROSU_calibrated": TofuMethod(None, "unlearn/tofu/rosu_calibrated", calibrated=True),
+    "ROSU_recommended": TofuMethod(None, "unlearn/tofu/rosu_recommended", held_out=True),
 }
 
 

@@ -59,7 +59,7 @@ def write_offline(tofu: Path, out: Path, split: str = "forget10", *, rows: int =
     done = out / f".complete_{split}"
     if done.exists():
         return
-    # Calibration takes the first 20 held-out questions; the attacks need some more.
+    # Training may look at the first 20 held-out questions; the attacks need some more.
     limits = {name: rows + 20 if name == holdout else rows for name in names}
     data = write_data(tofu, out / "locuslab" / "TOFU", limits)
     tokenizer = make_tokenizer([text for part in data.values() for row in part for text in _pair(row)])

@@ -81,8 +81,8 @@ class TofuSearch:
 
     @property
     def _suffix(self) -> str:
-        """Calibration questions are set aside for all models of a table or for none."""
-        return "_calibrated" if any(method.calibrated for method in self.methods.values()) else ""
+        """Questions that training looked at are set aside for all models of a table or for none."""
+        return "_recommended" if any(method.held_out for method in self.methods.values()) else ""
 
     def reference(self, name: str) -> Path:
         """Where the evaluation of the model ``full`` or ``retain90`` goes."""

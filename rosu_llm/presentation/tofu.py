@@ -67,11 +67,11 @@ def tofu_table(
     methods = methods_of(results, labels)
     results = [_same_non_members(result, retain) for result in results]
     runs = tuple(
-        Summarised(f"{label} ({r.calibration})" if r.calibration else label, r, summary(r), method)
+        Summarised(f"{label} ({r.depth})" if r.depth else label, r, summary(r), method)
         for label, r, method in zip(labels, results, methods, strict=True)
     )
     shown, notes = runs, _notes(everything, transform, target is not None, with_fluency)
-    notes += _calibration_notes(runs)
+    notes += _depth_notes(runs)
     if best:
         scores = [run.summary.agg_mu for run in runs]
         winners = best_by_agg_mu(methods, scores)
@@ -135,7 +135,7 @@ def _same_non_members(result: Result, retain: Result | None) -> Result:
     elif counts and reference and counts != reference:
         why = (
             f"of attacks on {counts.pop()} non-members, the retain model's on {' and '.join(map(str, reference))}: "
-            "evaluate both with the same eval.tofu.calibration_questions"
+            "evaluate both with the same eval.tofu.held_out_questions"
         )
     else:
         return result
@@ -143,17 +143,15 @@ def _same_non_members(result: Result, retain: Result | None) -> Result:
     return replace(result, figures=figures, unusable={**result.unusable, **dict.fromkeys(ours, why)})
 
 
-def _calibration_notes(runs: Sequence[Summarised]) -> list[str]:
-    """Calibration is not the paper's protocol; and its questions must not be the attacks' non-members."""
-    marked = [run for run in runs if run.result.calibration]
-    if not marked:
+def _depth_notes(runs: Sequence[Summarised]) -> list[str]:
+    """A depth is not the paper's protocol; and the questions that told it must not be the attacks' non-members."""
+    if not any(run.result.depth for run in runs):
         return []
-    notes = ["Calibrated runs know when to stop from data or a target loss that the paper's protocol does not have."]
-    held_out = [run for run in marked if run.result.calibration == "calibrated on held-out data"]
-    if again := [run.label for run in held_out if run.result.set_aside == 0]:
+    notes = ["Calibrated and bounded runs know when to stop from what the paper's protocol does not have."]
+    if again := [run.label for run in runs if run.result.reuses_non_members]:
         notes.append(
-            f"Priv counts questions as unseen that calibrated the training, in: {', '.join(again)}. Evaluate with "
-            "experiment=eval/tofu/rosu_calibrated."
+            f"Priv counts questions as unseen that the training looked at, in: {', '.join(again)}. Evaluate with "
+            "experiment=eval/tofu/rosu_recommended, or give rosu train other holdout_data."
         )
     return notes
 

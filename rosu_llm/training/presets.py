@@ -12,10 +12,10 @@ from ..losses import LOSSES
 #: Settings with which nothing besides the method's own data is measured.
 WITHOUT_UNSEEN: Mapping[str, Any] = {"calibrate": "off", "forget_until": "off", "budget": None}
 
-#: How deep the recommended preset forgets: what turns any method into its bounded form.
+#: What turns any method into its bounded form: every answer and every token up to the level of unseen data.
 BOUND: Mapping[str, Any] = {
     "forget_until": "holdout",
-    "forget_level": "token",
+    "forget_level": "both",
     "forget_margin": 0.5,
     "forget_draw": False,
 }
@@ -34,11 +34,19 @@ _PAPER: Mapping[str, Any] = {
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "paper": _PAPER,
-    # Ours, chosen on the demo: every answer token up to the level of unseen data, with a gentle retain-neutral pull.
-    "recommended": {"method": "rosu", "rho": 0.8, "amplify": "matched", "kappa": 0.25, **BOUND},
-    # Ours, closest on an instruction-tuned model: the paper's steps, but what is as unlikely as unseen answers is left
-    # alone.
-    "bounded": {**_PAPER, **BOUND, "forget_level": "both"},
+    # Ours, for pretrained models: the paper's steps, but what is as unlikely as unseen answers is left alone.
+    "recommended": {**_PAPER, **BOUND},
+    # Ours, chosen on the demo for models of its size, trained from scratch: a gentle pull that stays exactly
+    # retain-neutral, and tokens bounded alone, by a level that follows the model.
+    "small": {
+        "method": "rosu",
+        "rho": 0.8,
+        "amplify": "matched",
+        "kappa": 0.35,
+        **BOUND,
+        "forget_level": "token",
+        "forget_refresh": 5,
+    },
 }
 
 

@@ -316,13 +316,13 @@ def variant(saves: Path, name: str, trainer: str, **more: Any) -> Path:
 
 
 def test_different_methods_of_one_trainer_are_not_merged(saves: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    idk, calibrated = "unlearn/tofu/idk", "unlearn/tofu/rosu_calibrated"
+    idk, recommended = "unlearn/tofu/idk", "unlearn/tofu/rosu_recommended"
     variant(saves, "a", "DPO", handler="QAwithIdkDataset", experiment=idk)
     variant(saves, "b", "DPO", handler="QAwithAlternateDataset")
     variant(saves, "c", "GradDiff", handler="QAwithIdkDataset", experiment=idk, return_original=False)
     variant(saves, "d", "ROSU", handler="QAwithIdkDataset", experiment=idk, method="rosu", forget_loss="IdkDPO")
-    variant(saves, "e", "ROSU_matched", experiment=calibrated, calibrate="holdout")
-    variant(saves, "f", "ROSU_matched", calibrate="off")
+    variant(saves, "e", "ROSU", experiment=recommended, calibrate="off", forget_until="holdout")
+    variant(saves, "f", "ROSU_matched", calibrate="off", forget_until="off")
     variant(saves, "g", "ROSU", method="uam", forget_loss="nll", calibrate=2.5)
     partial = {"extraction_strength": 0.5, "model_utility": 0.6, "forget_Q_A_Prob": 0.2}
     variant(saves, "h", "NPO", figures=partial)
@@ -338,7 +338,7 @@ def test_different_methods_of_one_trainer_are_not_merged(saves: Path, capsys: py
         "AltPO",
         "IdkNLL",
         "ROSU (with idk, IdkDPO)",
-        "ROSU_matched (calibrated on held-out data)",
+        "ROSU (bounded by held-out data)",
         "ROSU_matched",
         "ROSU (method=uam, calibrated to a loss of 2.5)",
         "NPO",
@@ -348,9 +348,24 @@ def test_different_methods_of_one_trainer_are_not_merged(saves: Path, capsys: py
     assert rows["NPO"]["Agg_MU"] is None and rows["ROSU"]["Agg_MU"] is not None
     notes = " ".join(content["notes"])
     assert "as none has Agg_MU: NPO." in notes
-    assert "Priv counts questions as unseen that calibrated the training, in: e_rho0.4 (calibrated" in notes
+    assert "Priv counts questions as unseen that the training looked at, in: e_rho0.4 (bounded" in notes
     assert main(["table", str(saves / "unlearn"), "--format", "json"]) == 0
-    assert "e_rho0.4 (calibrated on held-out data)" in runs_shown(capsys.readouterr().out)
+    assert "e_rho0.4 (bounded by held-out data)" in runs_shown(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("source", "again"), [("locuslab/TOFU:holdout10", True), ("mine:level", False)])
+def test_runs_of_our_own_say_how_they_knew_when_to_stop(
+    source: str, again: bool, saves: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(saves, 0.3, FIGURES)
+    (run / ".hydra" / "config.yaml").unlink()
+    settings = {"calibrate": 2.5, "forget_until": "holdout", "holdout_data": source}
+    (run / "rosu_run.json").write_text(json.dumps({"settings": settings}))
+    assert main(["table", str(saves / "unlearn"), "--format", "json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    label = "ROSU_rho0.3 (calibrated to a loss of 2.5, bounded by held-out data)"
+    assert label in [row["method"] for row in content["rows"]]
+    assert any(f"in: {label}" in note for note in content["notes"]) == again
 
 
 def attacked(folder: Path, counts: Sequence[int], figures: dict[str, Any] = FIGURES) -> None:
@@ -379,7 +394,7 @@ def test_privacy_needs_the_same_non_members(saves: Path, capsys: pytest.CaptureF
     attacked(evals, (8, 8, 8, 8))
     value, why = priv()
     assert value is None and "the retain model's on 28" in why
-    attacked(retain / "evals_forget10_calibrated", (8, 8, 8, 8), RETAIN)
+    attacked(retain / "evals_forget10_recommended", (8, 8, 8, 8), RETAIN)
     assert priv()[0] == pytest.approx(2 / 3)
 
 

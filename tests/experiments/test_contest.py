@@ -21,6 +21,7 @@ from rosu_llm.experiments.sweep.scoring import answers_scoring
 from rosu_llm.presentation.contest import contest_section, paired_tests
 from rosu_llm.presentation.writers import markdown
 from rosu_llm.recipes.settings import build
+from rosu_llm.training.presets import PRESETS
 from tests.experiments.ablate.stand_in import StandIn
 from tests.experiments.stand_in import Silent
 
@@ -54,7 +55,7 @@ def task() -> Landed:
     return Landed(figures, references={"before": "before", "retain_only": "gold"})
 
 
-CONTEST = Contest(["rosu_bounded", "graddiff"], COMMON, 6, 10, [1, 2, 3])
+CONTEST = Contest(["rosu_paper_bounded", "graddiff"], COMMON, 6, 10, [1, 2, 3])
 
 
 def test_all_try_the_same_rates_and_lengths_with_settings_that_exist() -> None:
@@ -69,6 +70,8 @@ def test_all_try_the_same_rates_and_lengths_with_settings_that_exist() -> None:
         for variant in search_variants(name, contest):
             build({**variant.settings, "output_dir": "unused", "use_cpu": True})
         assert (one.settings.get("forget_until", "off") == "holdout") == name.endswith(("_bounded", "_returned"))
+    assert CONTESTANTS["rosu_paper"].settings == PRESETS["paper"]
+    assert CONTESTANTS["rosu_paper_bounded"].settings == PRESETS["recommended"]
 
 
 def test_a_setting_that_several_search_has_the_same_values_in_all_of_them() -> None:
@@ -107,7 +110,7 @@ def test_the_highest_agg_mu_of_the_searched_seed_is_judged_on_the_others(tmp_pat
 
 def test_the_closest_comes_first_and_nothing_runs_twice(tmp_path: Path) -> None:
     document = run_contest(task(), CONTEST, tmp_path, Silent())
-    assert [entry["name"] for entry in ranking(document["entries"])] == ["rosu_bounded", "graddiff"]
+    assert [entry["name"] for entry in ranking(document["entries"])] == ["rosu_paper_bounded", "graddiff"]
     differences = paired_differences(*ranking(document["entries"]))
     assert differences == pytest.approx([0.95 - 0.01, 0.95 - 0.02, 0.95 - 0.03])
     assert "ROSU, recommended* is closest, by 0.930" in paired_tests(document["entries"])[0]

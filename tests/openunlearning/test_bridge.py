@@ -130,7 +130,8 @@ def test_methods_with_data_or_epochs_of_their_own_train(name: str, checkout: Sim
 
 
 def test_calibration_reads_held_out_data_through_openunlearning(checkout: SimpleNamespace, tmp_path: Path) -> None:
-    trainer = build(checkout, tmp_path, "experiment=unlearn/tofu/rosu_calibrated", "trainer.args.max_steps=1")
+    words = ("experiment=unlearn/tofu/rosu_recommended", "trainer.method_args.calibrate=holdout")
+    trainer = build(checkout, tmp_path, *words, "trainer.args.max_steps=1")
     assert len(trainer._holdout) == 20
     trainer.train()
     (entry,) = (e for e in trainer.state.log_history if "loss/holdout" in e)

@@ -165,12 +165,12 @@ def test_its_forget_losses_by_name(checkout: Checkout) -> None:
     assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
 
 
-def test_calibrated_experiment(checkout: Checkout) -> None:
+def test_recommended_experiment(checkout: Checkout) -> None:
     text = checkout.train(
-        "calibrated", "experiment=unlearn/tofu/rosu_calibrated", "holdout_split=holdout01", *NO_EVALUATION
+        "recommended", "experiment=unlearn/tofu/rosu_recommended", "holdout_split=holdout01", *NO_EVALUATION
     )
-    assert "'loss/holdout'" in text
-    assert "'calibrate/scale'" in text
+    assert "'depth/target'" in text
+    assert "'step/amplification_ratio'" not in text  # the pull goes through the optimizer
 
 
 def test_bf16_weights_are_upcast_with_a_warning(checkout: Checkout) -> None:

@@ -16,6 +16,7 @@ from rosu_llm.geometry import METHODS
 from rosu_llm.openunlearning.arguments import APART, HOLDOUT, NATIVE, read_method_args
 from rosu_llm.openunlearning.losses import register_losses
 from rosu_llm.openunlearning.registration import TRAINERS
+from rosu_llm.training.presets import PRESETS
 from rosu_llm.training.values import coerce
 from tests.conftest import ROOT
 from tests.openunlearning.standin_run import composed
@@ -49,7 +50,9 @@ def test_experiments(name: str) -> None:
     config = composed(f"experiment={name}", return_hydra_config=True)
     settings = settings_of(config, config.trainer.handler)
     assert "rosu_llm" in config.hydra.callbacks
-    if settings.calibrate == "holdout":  # type: ignore[attr-defined]
+    if settings.forget_until == "holdout":  # type: ignore[attr-defined]
+        preset = PRESETS["recommended"]
+        assert {key: getattr(settings, key) for key in preset} == preset
         (dataset,) = config.trainer.method_args[HOLDOUT].values()
         assert dataset.args.hf_args.name == "holdout10"
         assert dataset.args.hf_args.split == "train[:20]"
@@ -84,7 +87,7 @@ def test_data_sets(name: str) -> None:
 
 def test_the_papers_values() -> None:
     settings = settings_of(composed("experiment=unlearn/tofu/rosu"), "ROSU")
-    chosen = {k: getattr(settings, k) for k in ("rho", "beta", "amplify", "jacobian", "tau", "eps_q", "calibrate")}
+    chosen = {k: getattr(settings, k) for k in ("rho", "beta", "amplify", "jacobian", "tau", "eps_q", "calibrate", "forget_until")}
     assert chosen == {
         "rho": 0.4,
         "beta": "tied",
@@ -93,6 +96,7 @@ def test_the_papers_values() -> None:
         "tau": 1e-8,
         "eps_q": 1e-6,
         "calibrate": "off",
+        "forget_until": "off",
     }
 
 

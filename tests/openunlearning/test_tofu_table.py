@@ -49,16 +49,16 @@ def test_one_command_ends_in_a_table_and_continues_where_it_stopped(
     clone: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    call = ["tofu", "--cpu", "--methods", "Plain", "ROSU_calibrated", "--rhos", "0.4", "--lrs", "1e-3"]
+    call = ["tofu", "--cpu", "--methods", "Plain", "ROSU_recommended", "--rhos", "0.4", "--lrs", "1e-3"]
     assert main(call) == 0
     printed = capfd.readouterr().out
     references = ["method", "*Initial*", "*Retain*"]
-    calibrated = "(calibrated on held-out data)"
-    every = [*references, "Plain_lr1e-3", f"ROSU_calibrated_rho0.4_lr1e-3 {calibrated}"]
-    assert rows(printed) == [*every, *references, "Plain", f"ROSU_matched {calibrated}"]
+    bounded = "(bounded by held-out data)"
+    every = [*references, "Plain_lr1e-3", f"ROSU_recommended_rho0.4_lr1e-3 {bounded}"]
+    assert rows(printed) == [*every, *references, "Plain", f"ROSU {bounded}"]
     assert "–" not in printed.split("TOFU forget10")[0]  # every score is there
     assert "Priv counts questions as unseen" not in printed
-    run = clone / "saves" / "unlearn" / f"tofu_{MODEL}_forget10_ROSU_calibrated_rho0.4_lr1e-3"
+    run = clone / "saves" / "unlearn" / f"tofu_{MODEL}_forget10_ROSU_recommended_rho0.4_lr1e-3"
     found = json.loads((run / "evals" / "TOFU_EVAL.json").read_text())
     attacks = ("mia_loss", "mia_zlib", "mia_min_k", "mia_min_k_plus_plus")
     assert {len(found[attack]["holdout"]["value_by_index"]) for attack in attacks} == {4}  # 24 less 20
@@ -68,7 +68,7 @@ def test_one_command_ends_in_a_table_and_continues_where_it_stopped(
     before = (run / "model.safetensors").stat().st_mtime_ns
     assert main(call) == 0
     again = capfd.readouterr().out
-    assert "[1/2] Plain lr1e-3: finished before" in again and "[2/2] ROSU calibrated rho0.4 lr1e-3: done in" in again
+    assert "[1/2] Plain lr1e-3: finished before" in again and "[2/2] ROSU recommended rho0.4 lr1e-3: done in" in again
     assert again.split("\n\n", 1)[1] == printed.split("\n\n", 1)[1]
     assert (run / "model.safetensors").stat().st_mtime_ns == before
     assert main([*call, "--train", "trainer.args.weight_decay=0.1"]) == 2

@@ -333,11 +333,11 @@ def test_presets_are_settings_to_start_from(name: str) -> None:
     assert (config.rho, config.forget_until, config.amplify) == (0.05, 2.0, PRESETS[name]["amplify"])
 
 
-def test_the_bounded_preset_is_the_papers_but_for_its_depth() -> None:
-    other = {key for key, value in PRESETS["bounded"].items() if PRESETS["paper"].get(key) != value}
+def test_the_recommended_preset_is_the_papers_but_for_its_depth() -> None:
+    other = {key for key, value in PRESETS["recommended"].items() if PRESETS["paper"].get(key) != value}
     assert other == {"forget_until", "forget_level", "forget_margin", "forget_draw"}
 
 
 def test_an_unknown_preset_comes_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="Unknown preset 'papers': it is not one of bounded, paper, recommended"):
+    with pytest.raises(ConfigError, match="Unknown preset 'papers': it is not one of paper, recommended, small"):
         build({"preset": "papers", "output_dir": "unused"})

@@ -33,7 +33,7 @@ def method_of(label: str) -> str:
 
 
 def methods_of(results: Sequence[Result], labels: Sequence[str]) -> list[str]:
-    """The method of each run: trainer, forget answers and loss, calibration; the experiment where nothing else tells.
+    """The method of each run: trainer, forget answers and loss, depth; the experiment where nothing else tells.
 
     Runs without a record are named by their label.
     """
@@ -58,8 +58,8 @@ def _recorded(result: Result) -> str | None:
         parts.append(f"method={rule}")
     if isinstance(loss, str) and loss.lower() not in ("nll", "representation") and loss.lower() not in trainer.lower():
         parts.append(loss)
-    if result.calibration:
-        parts.append(result.calibration)
+    if result.depth:
+        parts.append(result.depth)
     return (name or trainer) + (f" ({', '.join(parts)})" if parts else "")
 
 

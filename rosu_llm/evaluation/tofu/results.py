@@ -107,13 +107,34 @@ class Result:
         chosen = self.training.choice("trainer") or self.training.get("trainer.handler")
         return str(chosen) if chosen else None
 
+    @cached_property
+    def _settings(self) -> Mapping[str, Any]:
+        """The settings of a run of ``rosu train``."""
+        found: Mapping[str, Any] = read_record(self.run / "rosu_run.json").get("settings", {})
+        return found
+
+    @cached_property
+    def _stops(self) -> Mapping[str, Any]:
+        """How the training knew how far to forget → the target it was given."""
+        found = {
+            done: self.training.get(f"trainer.method_args.{setting}", self._settings.get(setting))
+            for setting, done in (("calibrate", "calibrated"), ("forget_until", "bounded"))
+        }
+        return {done: value for done, value in found.items() if value not in (None, False, "off", "no")}
+
     @property
-    def calibration(self) -> str | None:
-        """How the training was told when to stop forgetting; None for the paper's protocol, which has no such thing."""
-        value = self.training.get("trainer.method_args.calibrate")
-        if value in (None, False, "off", "no"):
-            return None
-        return "calibrated on held-out data" if value == "holdout" else f"calibrated to a loss of {value}"
+    def depth(self) -> str | None:
+        """How the training knew how far to forget; None for the paper's protocol, which has no such thing."""
+        kinds = {"holdout": "by held-out data", "base": "by its base model", "alternates": "by wrong answers"}
+        said = [f"{done} {kinds.get(value, f'to a loss of {value}')}" for done, value in self._stops.items()]
+        return ", ".join(said) or None
+
+    @property
+    def reuses_non_members(self) -> bool:
+        """Whether its training looked at questions that its attacks take for unseen ones."""
+        given = self._settings.get("holdout_data")  # those of OpenUnlearning's runs are of the attacks' split
+        same = given is None or str(given).endswith(f":holdout{(self.split or '')[-2:]}")
+        return same and "holdout" in self._stops.values() and self.set_aside == 0
 
     @property
     def asked(self) -> Mapping[str, Any]:
@@ -128,8 +149,8 @@ class Result:
 
     @property
     def set_aside(self) -> int:
-        """How many held-out questions its attacks left out because they calibrated the training."""
-        value = self.asked.get("calibration_questions")
+        """How many held-out questions its attacks left out because the training looked at them."""
+        value = self.asked.get("held_out_questions")
         return value if isinstance(value, int) else 0
 
     @property

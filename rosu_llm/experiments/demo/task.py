@@ -32,11 +32,11 @@ from .world import Size, World, answers, build_world, learn, measure, small_llam
 
 #: Row name → settings that differ from those all have in common, learning rate and length among them.
 CONTENDERS: dict[str, dict[str, Any]] = {
-    "rosu_recommended": dict(PRESETS["recommended"]),
+    "rosu_small": dict(PRESETS["small"]),
     "rosu": dict(PRESETS["paper"]),
     "minmax": {"method": "minmax"},
     "graddiff": {"method": "graddiff"},
-    "graddiff_bounded": {"method": "graddiff", **BOUND},
+    "graddiff_bounded": {"method": "graddiff", **BOUND, "forget_level": "token"},
     "npo": {"method": "graddiff", "forget_loss": "npo"},
 }
 
@@ -56,7 +56,7 @@ SCHEDULE: dict[str, Any] = {"learning_rate": 1e-3, "num_train_epochs": 40}
 LABELS = {
     "before": "before",
     "retain_only": "retain-only (gold)",
-    "rosu_recommended": "ROSU, recommended*",
+    "rosu_small": "ROSU, bounded*",
     "rosu": "ROSU, paper",
     "minmax": "min-max",
     "graddiff": "grad. difference",

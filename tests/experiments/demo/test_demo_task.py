@@ -29,7 +29,7 @@ def test_a_cell_equals_training_a_copy_in_memory(tmp_path: Path) -> None:
     samples = [*world.data["forget"].samples, *world.data["retain"].samples]
     learn(model, samples, epochs=SMOKE.learning_epochs, seed=3)
     before = measure(model, world)
-    settings: dict[str, Any] = {**COMMON, **SMOKE.overrides, **CONTENDERS["rosu_recommended"]}
+    settings: dict[str, Any] = {**COMMON, **SMOKE.overrides, **CONTENDERS["rosu_small"]}
     plain = {"use_cpu": True, "report_to": [], "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
     config = ROSUConfig(output_dir=str(tmp_path / "copy"), seed=3, **plain, **settings)
     pairs = ForgetRetainDataset(world.data["forget"], world.data["retain"], seed=3)
@@ -39,7 +39,7 @@ def test_a_cell_equals_training_a_copy_in_memory(tmp_path: Path) -> None:
 
     task = DemoTask(SMOKE, {}, tmp_path)
     assert task.refer("before", 3, QUIET).measure() == before
-    started = task.start({**task.base, **CONTENDERS["rosu_recommended"]}, 3, tmp_path / "cell", QUIET)
+    started = task.start({**task.base, **CONTENDERS["rosu_small"]}, 3, tmp_path / "cell", QUIET)
     train_quietly(started.trainer, QUIET)
     assert started.measure() == measure(trainer.model, world)
     assert set(started.measure()) >= set(task.columns)
