@@ -51,7 +51,8 @@ esac
 settings() { # the settings of a method
   case $1 in
     rosu) echo --method rosu --rho 0.05 ;;
-    rosu_bounded) echo --preset small --rho 0.05 --holdout-data "$out/data:level" ;;
+    rosu_bounded) echo --method rosu --rho 0.05 --amplify matched --kappa 0.25 --forget-until holdout --forget-level token \
+      --forget-margin 0.5 --forget-draw false --holdout-data "$out/data:level" ;;
     graddiff) echo --method graddiff ;;
     npo) echo --method graddiff --forget-loss npo ;;
     *)

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 #: Task → the learning rates and lengths that every method tries, the number of trials, and the reported seeds.
-#: ``values`` are tried there in place of the methods' usual ones, which are for larger models; ``bounded`` are settings
-#: of all methods there that are bounded.
+#: ``values`` are tried there in place of the methods' usual ones, which are for larger models.
 TASKS: dict[str, dict[str, Any]] = {
     "people": {
         "common": {"learning_rate": (2e-4, 5e-4, 1e-3, 2e-3), "num_train_epochs": (10, 20, 40)},
-        "bounded": {"forget_level": "token"},
         "trials": 6,
         "seeds": (0, 1, 2, 3, 4),
     },
@@ -109,7 +107,6 @@ def main() -> int:
             options.trials or plan["trials"],
             SEARCH_SEED,
             options.seeds or plan["seeds"],
-            own={name: plan.get("bounded", {}) for name in names if name.endswith(("_bounded", "_returned"))},
             values=plan.get("values", {}),
         )
         task = make_task(options)

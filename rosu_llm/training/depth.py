@@ -248,7 +248,7 @@ def counterparts(answer: Sequence[int], other: Sequence[int], losses: Sequence[f
 
 
 @lru_cache(maxsize=1 << 15)  # the same at every refresh
-def _edits(other: tuple[int, ...], answer: tuple[int, ...]) -> list[tuple[str, int, int, int, int]]:
+def _edits(other: tuple[int, ...], answer: tuple[int, ...]) -> Sequence[tuple[str, int, int, int, int]]:
     return SequenceMatcher(None, other, answer, autojunk=False).get_opcodes()
 
 
