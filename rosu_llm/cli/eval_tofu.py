@@ -76,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--auc-transform", default="range", metavar="NAME", help="range (default), privleak or span")
     parser.add_argument("--limit", type=int, metavar="N", help="first N rows of each data set: a trial run")
+    parser.add_argument(
+        "--held-out-questions",
+        type=int,
+        metavar="N",
+        help="first N held-out questions that training looked at (forget_until): no attack uses them",
+    )
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples at once and per process (64)")
     parser.add_argument(
         "--batch-tokens", type=int, default=8192, metavar="N", help="tokens at once, padding included (8192)"
@@ -104,6 +110,7 @@ def _request(options: argparse.Namespace) -> TofuRequest:
         batch_size=options.batch_size,
         batch_tokens=options.batch_tokens,
         limit=options.limit,
+        held_out_questions=options.held_out_questions,
         max_new_tokens=options.max_new_tokens,
         max_length=options.max_length,
         fluency_model=None if classifier == "none" else classifier,

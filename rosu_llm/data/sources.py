@@ -1,7 +1,8 @@
 """Where samples come from: a local JSON, JSON-lines, CSV or parquet file, a folder of them, or a data set on the hub.
 
 A source is written ``path/to/file.jsonl``, ``path/to/folder:config:split`` or ``owner/name:config:split`` (the
-split is ``train`` where none is given), for example ``locuslab/TOFU:forget10``. A folder holds ``config.json`` or
+split is ``train`` where none is given), for example ``locuslab/TOFU:forget10``, with some of its rows behind it if
+wanted: ``locuslab/TOFU:holdout10[:20]``. A folder holds ``config.json`` or
 ``config.jsonl``, or a folder ``config/`` with ``train.json`` or ``train.jsonl`` (or another split's). Rows have a
 question and an answer, or a text.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
@@ -25,11 +27,29 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 #: Those that are no lines of JSON or text.
 TABLES = (".csv", ".parquet")
 
+_SOME = re.compile(r"(.+)\[(\d*):(\d*)\]")
+
 Pairs = list[tuple[str | None, str]]
 
 
 def read_rows(source: str) -> list[Mapping[str, Any]]:
-    """The rows of a file, a folder's configuration or a hub data set."""
+    """The rows of a file, a folder's configuration or a hub data set, or those of them that the source names."""
+    whole, some = _parts(source)
+    rows = _whole(whole)
+    if not rows[some]:
+        raise DataError(f"{source!r} names none of the {len(rows)} rows that are there, which count from 0.")
+    return rows[some]
+
+
+def _parts(source: str) -> tuple[str, slice]:
+    """What is behind a source, and which of its rows."""
+    found = _SOME.fullmatch(source)
+    if found is None or Path(source).expanduser().exists():
+        return source, slice(None)
+    return found[1], slice(*(int(end) if end else None for end in found.groups()[1:]))
+
+
+def _whole(source: str) -> list[Mapping[str, Any]]:
     path = local_file(source)
     if path is not None:
         return _read_file(path)
@@ -43,6 +63,7 @@ def read_rows(source: str) -> list[Mapping[str, Any]]:
 
 def local_file(source: str) -> Path | None:
     """The file a source stands for; None where it is not on this machine."""
+    source, _ = _parts(source)
     path = Path(source).expanduser()
     if path.is_file():
         return path

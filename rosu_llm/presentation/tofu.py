@@ -135,7 +135,7 @@ def _same_non_members(result: Result, retain: Result | None) -> Result:
     elif counts and reference and counts != reference:
         why = (
             f"of attacks on {counts.pop()} non-members, the retain model's on {' and '.join(map(str, reference))}: "
-            "evaluate both with the same eval.tofu.held_out_questions"
+            "evaluate both with the same number of held_out_questions"
         )
     else:
         return result
@@ -151,7 +151,7 @@ def _depth_notes(runs: Sequence[Summarised]) -> list[str]:
     if again := [run.label for run in runs if run.result.reuses_non_members]:
         notes.append(
             f"Priv counts questions as unseen that the training looked at, in: {', '.join(again)}. Evaluate with "
-            "experiment=eval/tofu/rosu_recommended, or give rosu train other holdout_data."
+            "experiment=eval/tofu/rosu_recommended, or rosu eval tofu --held-out-questions."
         )
     return notes
 

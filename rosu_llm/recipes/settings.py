@@ -19,6 +19,7 @@ import yaml
 from ..data.sources import read_text
 from ..errors import ConfigError, RosuError, one_line, unknown
 from ..files import parse_yaml
+from ..geometry.methods.registry import OPTIONS, find_rule
 from ..losses import LOSSES
 from ..representation.config import RepresentationConfig
 from ..training.config import NAMES, ROSUConfig
@@ -189,13 +190,18 @@ def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
 
 
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the preset that the values name, and over them the values themselves."""
+    """The settings of the preset that the values name, and over them the values themselves.
+
+    Of another method than the preset's, options that it does not have are left out.
+    """
     name = values.get("preset")
     if name in (None, "none"):
         return dict(values)
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    return {**PRESETS[name], **values}
+    rule = find_rule(str(with_named_loss(values).get("method", PRESETS[name]["method"])))
+    own = OPTIONS if rule is None else rule.options()
+    return {**{key: value for key, value in PRESETS[name].items() if key in own or key not in OPTIONS}, **values}
 
 
 def build(values: Mapping[str, Any]) -> Recipe:

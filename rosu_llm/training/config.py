@@ -401,12 +401,6 @@ class MethodArguments:
             raise ConfigError(
                 f"forget_refresh={self.forget_refresh!r} must be at least 1 step, or 0 to measure the targets once."
             )
-        if self.forget_refresh and until not in ("holdout", "alternates"):
-            raise ConfigError(
-                f"forget_refresh={self.forget_refresh!r} measures the targets again under the present weights, and "
-                f"those of forget_until={until!r} do not depend on them: use 'holdout' or 'alternates', or "
-                "forget_refresh=0."
-            )
         if until == "off":
             if self.forget_beyond != "leave":
                 raise ConfigError(

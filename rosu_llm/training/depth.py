@@ -91,11 +91,12 @@ class Bound:
 
     def compute(self, model: nn.Module, unseen: Unseen, step: int) -> None:
         """The targets under the weights the model has now, unless they are known and not due again at this ``step``."""
-        every = self._settings.forget_refresh
-        if not self.measured or (self.targets.values and not (every and step % every == 0)):
+        until, every = self._settings.forget_until, self._settings.forget_refresh
+        due = every > 0 and until != "base" and step % every == 0
+        if not self.measured or (self.targets.values and not due):
             return
         measure = {"holdout": self._holdout, "base": self._base, "alternates": self._alternates}
-        self.targets = SampleValues(measure[str(self._settings.forget_until)](model, unseen))
+        self.targets = SampleValues(measure[str(until)](model, unseen))
 
     def _holdout(self, model: nn.Module, unseen: Unseen) -> dict[str, Sequence[float]]:
         assert unseen.holdout is not None

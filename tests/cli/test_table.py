@@ -353,14 +353,24 @@ def test_different_methods_of_one_trainer_are_not_merged(saves: Path, capsys: py
     assert "e_rho0.4 (bounded by held-out data)" in runs_shown(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("source", "again"), [("locuslab/TOFU:holdout10", True), ("mine:level", False)])
+@pytest.mark.parametrize(
+    ("source", "aside", "again"),
+    [
+        ("locuslab/TOFU:holdout10", None, True),
+        ("locuslab/TOFU:holdout10", 20, True),
+        ("locuslab/TOFU:holdout10[:20]", 20, False),
+        ("locuslab/TOFU:holdout10[:30]", 20, True),
+        ("mine:level", None, False),
+    ],
+)
 def test_runs_of_our_own_say_how_they_knew_when_to_stop(
-    source: str, again: bool, saves: Path, capsys: pytest.CaptureFixture[str]
+    source: str, aside: int | None, again: bool, saves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(saves, 0.3, FIGURES)
     (run / ".hydra" / "config.yaml").unlink()
     settings = {"calibrate": 2.5, "forget_until": "holdout", "holdout_data": source}
     (run / "rosu_run.json").write_text(json.dumps({"settings": settings}))
+    (run / "evals" / "rosu_eval.json").write_text(json.dumps({"conditions": {"held_out_questions": aside}}))
     assert main(["table", str(saves / "unlearn"), "--format", "json"]) == 0
     content = json.loads(capsys.readouterr().out)
     label = "ROSU_rho0.3 (calibrated to a loss of 2.5, bounded by held-out data)"

@@ -212,6 +212,23 @@ def test_other_splits_and_folders_with_colons_in_their_path(tmp_path: Path) -> N
         read_rows(f"{folder}:one:dev")
 
 
+def test_some_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"text": str(i)} for i in range(5)]
+    path = tmp_path / "level.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for some, expected in (("[:2]", rows[:2]), ("[3:]", rows[3:]), ("[1:4]", rows[1:4]), ("[:]", rows), ("[:9]", rows)):
+        for source in (str(path), f"{tmp_path}:level"):
+            assert read_rows(source + some) == expected
+            assert local_file(source + some) == path
+    with pytest.raises(DataError, match=r"level\[5:\]' names none of the 5 rows"):
+        read_rows(f"{tmp_path}:level[5:]")
+    monkeypatch.setattr("rosu_llm.data.sources.read_hub", lambda source: rows if source == "owner/name:a:b" else [])
+    assert read_rows("owner/name:a:b[4:]") == rows[4:]
+    odd = tmp_path / "mine[0:1]"  # a name is a name
+    odd.write_text(json.dumps(rows[0]))
+    assert read_rows(str(odd)) == rows[:1]
+
+
 def test_an_empty_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is: no \.jsonl, \.json, \.csv or \.parquet file"):
         read_rows(f"{tmp_path}:one")

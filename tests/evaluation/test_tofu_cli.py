@@ -79,10 +79,11 @@ def test_a_model_with_its_references(
 
 
 def test_a_trial_says_so_and_keeps_apart(toys: Toys, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert toys("rosu", "--limit", "2", "--retain", str(toys.folder / "retain90"), "--out", str(tmp_path / "a")) == 0
+    aside = ("--held-out-questions", "1")
+    assert toys("rosu", "--limit", "2", *aside, "--retain", str(toys.folder / "retain90"), "--out", str(tmp_path / "a")) == 0
     assert "LIMITED to the first 2 rows of each data set" in capsys.readouterr().out
-    assert (tmp_path / "a" / "references" / "retain90_forget10_limit2" / "TOFU_EVAL.json").is_file()
-    assert not (toys.folder / "retain90" / "evals_forget10_limit2").exists()  # --out was given: nothing elsewhere
+    assert (tmp_path / "a" / "references" / "retain90_forget10_limit2_heldout1" / "TOFU_EVAL.json").is_file()
+    assert not (toys.folder / "retain90" / "evals_forget10_limit2_heldout1").exists()  # --out was given: nothing elsewhere
     assert [file.parent for file in find_results(tmp_path)] == [tmp_path / "a"]  # a reference is no run
 
 

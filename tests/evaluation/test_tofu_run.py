@@ -190,6 +190,19 @@ def test_results_of_something_else_are_refused(world: World, tmp_path: Path) -> 
         world.evaluate(tmp_path, seed=1, settings=settings)
 
 
+def test_questions_that_training_looked_at_take_no_part_in_attacks(world: World, tmp_path: Path) -> None:
+    """As if the file did not have them."""
+    settings = replace(world.settings, metrics=("mia_loss", "forget_Q_A_Prob"))
+    whole = world.evaluate(tmp_path / "whole", settings=settings)
+    with pytest.raises(ConfigError, match="held_out_questions was None, now 3"):
+        world.evaluate(tmp_path / "whole", settings=replace(settings, held_out_questions=3))
+    aside = world.evaluate(tmp_path / "aside", settings=replace(settings, held_out_questions=3))
+    edit(world, "holdout10", lambda rows: rows.__delitem__(slice(3)))
+    assert aside == world.evaluate(tmp_path / "cut", settings=settings) != whole
+    with pytest.raises(DataError, match="--held-out-questions 50 sets all"):
+        world.evaluate(tmp_path / "none", settings=replace(settings, held_out_questions=50))
+
+
 def test_retain_results_of_other_questions_are_refused(world: World, tmp_path: Path) -> None:
     world.evaluate(tmp_path / "limited", seed=1, settings=replace(world.settings, limit=3))
     with pytest.raises(DataError, match="made with other rows of"):
@@ -233,6 +246,8 @@ def test_questions_that_do_not_fit_are_refused_before_any_work(
 def test_settings_that_cannot_work() -> None:
     with pytest.raises(ConfigError, match="--limit 0"):
         TofuSettings(limit=0)
+    with pytest.raises(ConfigError, match="--held-out-questions 0"):
+        TofuSettings(held_out_questions=0)
     with pytest.raises(ConfigError, match="--batch-tokens -1"):
         TofuSettings(batch_tokens=-1)
     with pytest.raises(ConfigError, match="Unknown TOFU metric 'rouge'"):

@@ -333,6 +333,17 @@ def test_presets_are_settings_to_start_from(name: str) -> None:
     assert (config.rho, config.forget_until, config.amplify) == (0.05, 2.0, PRESETS[name]["amplify"])
 
 
+@pytest.mark.parametrize("method", ["graddiff", "npo", "minmax", "forget_only", "torchjd.UPGrad"])
+def test_a_preset_serves_other_methods(method: str) -> None:
+    """With what they understand: here, everything that bounds."""
+    config = build({"preset": "recommended", "method": method, "output_dir": "unused"}).config
+    assert (config.forget_until, config.forget_level, config.fallback) == ("holdout", "both", "residue")
+    with pytest.raises(ConfigError, match="fallback='paper' does nothing for"):
+        build({"preset": "recommended", "method": method, "fallback": "paper", "output_dir": "unused"}).config.rule()
+    with pytest.raises(ConfigError, match="Unknown method 'graddif'"):
+        build({"preset": "recommended", "method": "graddif", "output_dir": "unused"}).config.rule()
+
+
 def test_the_recommended_preset_is_the_papers_but_for_its_depth() -> None:
     other = {key for key, value in PRESETS["recommended"].items() if PRESETS["paper"].get(key) != value}
     assert other == {"forget_until", "forget_level", "forget_margin", "forget_draw"}

@@ -30,6 +30,7 @@ class TofuConditions(TypedDict):
     model: str
     forget_split: str
     limit: int | None
+    held_out_questions: int | None
     data: dict[str, str]  # file of questions → digest of its rows
     chat_format: dict[str, Any]
     max_length: int

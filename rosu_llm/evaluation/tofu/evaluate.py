@@ -86,6 +86,7 @@ def evaluate_tofu(
                 "model": identity or loaded_identity(model, tokenizer),
                 "forget_split": settings.forget_split,
                 "limit": settings.limit,
+                "held_out_questions": settings.held_out_questions,
                 "data": dict(questions.digests),
                 "chat_format": asdict(form),
                 "max_length": settings.max_length,

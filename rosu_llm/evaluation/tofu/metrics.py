@@ -199,6 +199,7 @@ class TofuSettings:
         batch_size: samples at once and per process, at most; further limited by
         batch_tokens: tokens at once, with padding and with what is generated.
         limit: first rows of each data set only, for a trial.
+        held_out_questions: how many of the first held-out questions training looked at: no attack uses them.
         max_new_tokens: how long a generated answer may become.
         max_length: where formats without a chat template cut.
         fluency_model: hub id or folder of the classifier; None leaves fluency out.
@@ -211,13 +212,14 @@ class TofuSettings:
     batch_size: int = 64
     batch_tokens: int = 8192
     limit: int | None = None
+    held_out_questions: int | None = None
     max_new_tokens: int = 200
     max_length: int = 512
     fluency_model: str | None = CLASSIFIER
     metrics: tuple[str, ...] = METRICS
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "batch_tokens", "max_new_tokens", "max_length", "limit"):
+        for name in ("batch_size", "batch_tokens", "max_new_tokens", "max_length", "limit", "held_out_questions"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {value} must be at least 1.")
         needed(self.metrics)

@@ -38,7 +38,7 @@ def load_questions(settings: TofuSettings, datasets: Iterable[str]) -> TofuQuest
     }
     rows: dict[str, Rows] = {}
     for name in sorted(datasets):
-        rows[name] = read(configs[name])
+        rows[name] = _unseen(settings, configs[name]) if name == "holdout" else read(configs[name])
         _check_text(rows[name], configs[name])
         if name == "forget":
             check_perturbed(read(splits.forget), rows[name], splits.forget, splits.forget_perturbed)
@@ -49,6 +49,18 @@ def load_questions(settings: TofuSettings, datasets: Iterable[str]) -> TofuQuest
         for name, found in rows.items()
     }
     return TofuQuestions(rows, {name: f"sha256:{sha256(text.encode()).hexdigest()}" for name, text in texts.items()})
+
+
+def _unseen(settings: TofuSettings, config: str) -> Rows:
+    """The held-out rows without those that training looked at."""
+    rows = tofu_rows(settings.data, config)
+    aside = settings.held_out_questions or 0
+    if aside >= len(rows):
+        raise DataError(
+            f"--held-out-questions {aside} sets all {len(rows)} questions of {config} aside, and the attacks need some: "
+            "let training look at fewer, e.g. 20."
+        )
+    return rows[aside:][: settings.limit]
 
 
 class Encoder:

@@ -132,9 +132,15 @@ class Result:
     @property
     def reuses_non_members(self) -> bool:
         """Whether its training looked at questions that its attacks take for unseen ones."""
-        given = self._settings.get("holdout_data")  # those of OpenUnlearning's runs are of the attacks' split
-        same = given is None or str(given).endswith(f":holdout{(self.split or '')[-2:]}")
-        return same and "holdout" in self._stops.values() and self.set_aside == 0
+        if "holdout" not in self._stops.values():
+            return False
+        given = self._settings.get("holdout_data")
+        if given is None:  # OpenUnlearning's experiments have one number for both
+            return self.set_aside == 0
+        named = re.fullmatch(r".*:holdout(\d\d)(?:\[\d*:(\d*)\])?", str(given))
+        if named is None or named[1] != (self.split or "")[-2:]:
+            return False
+        return not named[2] or int(named[2]) > self.set_aside
 
     @property
     def asked(self) -> Mapping[str, Any]:
@@ -150,7 +156,7 @@ class Result:
     @property
     def set_aside(self) -> int:
         """How many held-out questions its attacks left out because the training looked at them."""
-        value = self.asked.get("held_out_questions")
+        value = self.asked.get("held_out_questions") or self.sidecar.get("conditions", {}).get("held_out_questions")
         return value if isinstance(value, int) else 0
 
     @property

@@ -83,11 +83,12 @@ def run(request: TofuRequest) -> TofuOutput:
     results: dict[str, Path] = {}
     for role, reference in references.items():
         if isinstance(reference, Model):
-            # one folder per split, and per limit of trial runs: in the model's own, or below --out where that is given
-            trial = "" if settings.limit is None else f"_limit{settings.limit}"
+            # one folder per split and choice of rows: in the model's own, or below --out where that is given
+            chosen = {"limit": settings.limit, "heldout": settings.held_out_questions}
+            rows = "".join(f"_{name}{count}" for name, count in chosen.items() if count is not None)
             given = None if request.out is None else request.out / REFERENCES / reference.label
             place = given or default_out(reference.source)
-            folder = place.with_name(f"{place.name}_{settings.forget_split}{trial}")
+            folder = place.with_name(f"{place.name}_{settings.forget_split}{rows}")
             _evaluate(reference, request, device, folder, results.get("retain"))
             reference = folder / FILES[0]
         results[role] = reference

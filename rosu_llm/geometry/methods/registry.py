@@ -51,6 +51,12 @@ OPTIONS: dict[str, Field[Any]] = {
 }
 
 
+def find_rule(method: str) -> type[BaseRule] | None:
+    """The rule that ``build_rule`` makes, if there is one of that name."""
+    method = ALIASES.get(method, method)
+    return TorchJD if method.startswith(PREFIX) else METHODS.get(method)
+
+
 def build_rule(method: str, **options: Any) -> BaseRule:
     """The rule called ``method``, e.g. ``build_rule("rosu", jacobian="none")`` or ``build_rule("torchjd.UPGrad")``.
 
@@ -59,8 +65,7 @@ def build_rule(method: str, **options: Any) -> BaseRule:
     for name in options:
         if name not in OPTIONS:
             raise unknown("method option", name, OPTIONS)
-    method = ALIASES.get(method, method)
-    rule = TorchJD if method.startswith(PREFIX) else METHODS.get(method)
+    rule = find_rule(method)
     if rule is None:
         raise unknown("method", method, [*METHODS, *ALIASES, f"{PREFIX}UPGrad"])
     own = rule.options()
