@@ -259,12 +259,15 @@ def tofu_toys(request: TofuRequest) -> Iterator[TofuRequest]:
             save_model(folder / name, world, seed) for seed, name in enumerate(("model", "retain", "target"))
         )
         write_toy_data(folder, request.settings.forget_split, world.corpus.items)
+        aside = request.settings.held_out_questions and 1  # of the few there are
         yield replace(
             request,
             model=model,
             retain=retain if request.retain else None,
             target=target if request.target else None,
-            settings=replace(request.settings, data=scratch, chat_format=_CHAT_FORMAT, **TOY_EVALUATION),
+            settings=replace(
+                request.settings, data=scratch, chat_format=_CHAT_FORMAT, held_out_questions=aside, **TOY_EVALUATION
+            ),
             loading=Loading(dtype="float32"),
             out=(request.out or Path("outputs")) / "smoke",
             overwrite=True,

@@ -79,11 +79,12 @@ def test_a_model_with_its_references(
 
 
 def test_a_trial_says_so_and_keeps_apart(toys: Toys, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    aside = ("--held-out-questions", "1")
-    assert toys("rosu", "--limit", "2", *aside, "--retain", str(toys.folder / "retain90"), "--out", str(tmp_path / "a")) == 0
+    words = ("--limit", "2", "--held-out-questions", "1", "--retain", str(toys.folder / "retain90"))
+    assert toys("rosu", *words, "--out", str(tmp_path / "a")) == 0
     assert "LIMITED to the first 2 rows of each data set" in capsys.readouterr().out
-    assert (tmp_path / "a" / "references" / "retain90_forget10_limit2_heldout1" / "TOFU_EVAL.json").is_file()
-    assert not (toys.folder / "retain90" / "evals_forget10_limit2_heldout1").exists()  # --out was given: nothing elsewhere
+    name = "forget10_limit2_heldout1"
+    assert (tmp_path / "a" / "references" / f"retain90_{name}" / "TOFU_EVAL.json").is_file()
+    assert not (toys.folder / "retain90" / f"evals_{name}").exists()  # --out was given: nothing elsewhere
     assert [file.parent for file in find_results(tmp_path)] == [tmp_path / "a"]  # a reference is no run
 
 

@@ -57,8 +57,8 @@ def _unseen(settings: TofuSettings, config: str) -> Rows:
     aside = settings.held_out_questions or 0
     if aside >= len(rows):
         raise DataError(
-            f"--held-out-questions {aside} sets all {len(rows)} questions of {config} aside, and the attacks need some: "
-            "let training look at fewer, e.g. 20."
+            f"--held-out-questions {aside} sets all {len(rows)} questions of {config} aside, and the attacks need "
+            "some: let training look at fewer, e.g. 20."
         )
     return rows[aside:][: settings.limit]
 
