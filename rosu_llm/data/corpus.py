@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from ..errors import DataError
 from .pairing import Deck, Epoch
-from .sources import SUFFIXES, TABLES, read_hub, read_table, read_text
+from .sources import SUFFIXES, TABLES, named_rows, read_hub, read_table, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,9 @@ def load_corpus(
     corpus: int = 0,
 ) -> TextCorpus:
     """The documents of ``source`` with more than ``min_length`` characters; the first ``limit`` of them."""
-    texts, kind = _read(source, text_key)
+    name, some = named_rows(source)
+    texts, kind = _read(name, text_key)
+    texts = texts[some]
     kept = [text for text in texts if len(text) > min_length and text.strip()]
     if not kept:
         longest = max((len(text) for text in texts), default=0)

@@ -34,14 +34,14 @@ Pairs = list[tuple[str | None, str]]
 
 def read_rows(source: str) -> list[Mapping[str, Any]]:
     """The rows of a file, a folder's configuration or a hub data set, or those of them that the source names."""
-    whole, some = _parts(source)
+    whole, some = named_rows(source)
     rows = _whole(whole)
     if not rows[some]:
         raise DataError(f"{source!r} names none of the {len(rows)} rows that are there, which count from 0.")
     return rows[some]
 
 
-def _parts(source: str) -> tuple[str, slice]:
+def named_rows(source: str) -> tuple[str, slice]:
     """What is behind a source, and which of its rows."""
     found = _SOME.fullmatch(source)
     if found is None or Path(source).expanduser().exists():
@@ -63,7 +63,7 @@ def _whole(source: str) -> list[Mapping[str, Any]]:
 
 def local_file(source: str) -> Path | None:
     """The file a source stands for; None where it is not on this machine."""
-    source, _ = _parts(source)
+    source, _ = named_rows(source)
     path = Path(source).expanduser()
     if path.is_file():
         return path

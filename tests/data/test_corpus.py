@@ -113,6 +113,13 @@ def test_documents_of_up_to_min_length_are_left_out(tmp_path: Path) -> None:
     assert texts(path, min_length=3, limit=9) == ["x" * n for n in (5, 4, 6)]
 
 
+def test_some_of_the_documents_before_short_ones_are_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one\nx\ntwo\nthree\n")
+    assert texts(f"{path}[1:3]", min_length=1) == ["two"]
+    with pytest.raises(DataError, match="has 0 documents"):
+        texts(f"{path}[9:]")
+
+
 def test_blank_documents_are_left_out(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.jsonl", '{"text": "   "}\n{"text": ""}\n{"text": "b"}')) == ["b"]
 
