@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..experiments.sweep.space import Space
 
 #: Options of the TOFU evaluation alone.
-_TOFU_ONLY = ("target", "retain", "data", "fluency_model", "eval_limit", "report_limit")
+_TOFU_ONLY = ("target", "retain", "data", "fluency_model", "eval_limit", "held_out_questions", "report_limit")
 _TOFU = re.compile(r"(?P<data>.+):(?P<split>forget\d\d)(:train)?")
 #: ``--smoke`` runs no more trials than this.
 _SMOKE_TRIALS = 2
@@ -124,10 +124,17 @@ def _values(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
 
 
 def _task(options: argparse.Namespace, values: dict[str, Any]) -> tuple[Task, Scoring]:
+    from ..data.sources import named_rows
     from ..experiments.config_task import ConfigTask
     from ..experiments.sweep.scoring import answers_scoring
 
-    tofu = None if options.task else _TOFU.fullmatch(str(values.get("forget_data")))
+    asked = str(values.get("forget_data"))
+    tofu = None if options.task else _TOFU.fullmatch(asked)
+    if not tofu and not options.task and _TOFU.fullmatch(named_rows(asked)[0]):
+        raise ConfigError(
+            f"forget_data={asked!r} names some rows of a TOFU split, and trials are evaluated on whole ones: give the "
+            "split, with --eval-limit N for a smaller evaluation, or the rows as a file of your own."
+        )
     if not tofu:
         _check_without_tofu(options)
     if options.task:
@@ -160,6 +167,7 @@ def _tofu_task(options: argparse.Namespace, values: dict[str, Any], source: re.M
         forget_split=source["split"],
         chat_format=values.get("chat_format"),
         limit=options.eval_limit,
+        held_out_questions=options.held_out_questions,
         fluency_model=None if options.fluency_model == "none" else options.fluency_model or CLASSIFIER,
     )
     if options.smoke:
@@ -250,6 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--target", metavar="PATH", help="TOFU: results of the initial model, or the model (Util relative to it)")
     add("--data", metavar="PATH", help="TOFU: folder or hub id to evaluate on (default: that of forget_data)")
     add("--eval-limit", type=int, metavar="N", help="TOFU: evaluate on the first N questions of every data set")
+    add("--held-out-questions", type=int, metavar="N", help="TOFU: first held-out questions, kept out of all attacks")
     add("--report-limit", type=int, metavar="N", help="TOFU: the same for pruning (default 100)")
     add("--fluency-model", metavar="NAME", help="TOFU: classifier of fluency, or 'none' (default: OpenUnlearning's)")
     add("--show", action="store_true", help="run nothing: show the study as it is and write its files")
@@ -263,7 +272,7 @@ def _check(options: argparse.Namespace) -> None:
         if path.exists() and not path.is_dir():
             raise ConfigError(f"--out {options.out} cannot be a folder, as {path} is a file: give another.")
     check_out(options.out)
-    for key in ("trials", "eval_limit", "report_limit"):
+    for key in ("trials", "eval_limit", "held_out_questions", "report_limit"):
         count = getattr(options, key)
         if count is not None and count < 1:
             raise ConfigError(f"{_flag(key)} {count} must be at least 1: leave it out for the default.")

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..errors import DataError, one_line
+from ..files import digest
 from .chat_format import ChatFormat
 from .question_answer import QuestionAnswerDataset
 
@@ -28,6 +29,7 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 TABLES = (".csv", ".parquet")
 
 _SOME = re.compile(r"(.+)\[(\d*):(\d*)\]")
+_ODD = re.compile(r"(.+)\[[^\[\]]*\]")
 
 Pairs = list[tuple[str | None, str]]
 
@@ -45,8 +47,19 @@ def named_rows(source: str) -> tuple[str, slice]:
     """What is behind a source, and which of its rows."""
     found = _SOME.fullmatch(source)
     if found is None or Path(source).expanduser().exists():
+        if (odd := _ODD.fullmatch(source)) and not found and local_file(odd[1]) is not None:
+            raise DataError(
+                f"{source!r}: rows are named [first:end] with whole numbers from 0, such as [:20] or [20:]."
+            )
         return source, slice(None)
     return found[1], slice(*(int(end) if end else None for end in found.groups()[1:]))
+
+
+def source_content(source: str) -> Any:
+    """What tells the rows of a source from others: the digest of a local file, else the name, with the rows named."""
+    path, (name, some) = local_file(source), named_rows(source)
+    content = name if path is None else digest(path)
+    return content if some == slice(None) else [content, some.start, some.stop]
 
 
 def _whole(source: str) -> list[Mapping[str, Any]]:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ..compat import accelerator_kind
-from ..data.sources import local_file, read_pairs
+from ..data.sources import read_pairs, source_content
 from ..errors import ConfigError, DataError
-from ..files import changed_conditions, check_writable, digest, weight_digests, write_atomically
+from ..files import changed_conditions, check_writable, weight_digests, write_atomically
 from .next_token import load_model
 from .prepare import check_model, load_tokenizer
 from .settings import RunArguments
@@ -65,10 +65,10 @@ class AlternatesPlan:
 
     def conditions(self) -> dict[str, Any]:
         """All that decides what is generated."""
-        path, folder = local_file(self.data), Path(self.model).expanduser()
+        folder = Path(self.model).expanduser()
         found = {name: value for name, value in asdict(self).items() if name not in ("model", "data")}
         found["model"] = weight_digests(folder) if folder.is_dir() else self.model
-        found["data"] = self.data if path is None else digest(path)
+        found["data"] = source_content(self.data)
         return found
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import __version__
 from ..compat import installed_versions
-from ..data.sources import local_file
+from ..data.sources import local_file, named_rows
 from ..errors import ConfigError, DataError
 from ..files import changed_conditions, digest, read_json, write_atomically
 from ..training.checkpoints import STATE_FILE
@@ -147,5 +147,5 @@ def same_source(before: Any, now: Any) -> bool:
 
 def _exists(path: Path) -> bool:
     """Whether a source is there; it may end in ``:name`` or ``:name:split``."""
-    text = str(path)
+    text, _ = named_rows(str(path))
     return any(Path(place).exists() for place in (text, text.rpartition(":")[0], text.partition(":")[0]) if place)

@@ -408,6 +408,11 @@ class MethodArguments:
                     "forget_until, e.g. 'holdout', or forget_beyond='leave'."
                 )
             return
+        if self.forget_refresh and self.keep_best == "depth":
+            raise ConfigError(
+                f"keep_best='depth' compares distances to the targets, and forget_refresh={self.forget_refresh!r} "
+                "moves these: set one of them off."
+            )
         if self.forget_level in TOKEN_LEVELS and until == "alternates":
             raise ConfigError(
                 f"forget_level={self.forget_level!r} needs a target for every token, and alternate answers have "

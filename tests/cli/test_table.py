@@ -360,6 +360,9 @@ def test_different_methods_of_one_trainer_are_not_merged(saves: Path, capsys: py
         ("locuslab/TOFU:holdout10", 20, True),
         ("locuslab/TOFU:holdout10[:20]", 20, False),
         ("locuslab/TOFU:holdout10[:30]", 20, True),
+        ("data/tofu/holdout10.json", None, True),
+        ("locuslab/TOFU:holdout10:train[20:40]", 40, False),
+        ("locuslab/TOFU:holdout05", 20, True),
         ("mine:level", None, False),
     ],
 )
@@ -376,6 +379,11 @@ def test_runs_of_our_own_say_how_they_knew_when_to_stop(
     label = "ROSU_rho0.3 (calibrated to a loss of 2.5, bounded by held-out data)"
     assert label in [row["method"] for row in content["rows"]]
     assert any(f"in: {label}" in note for note in content["notes"]) == again
+    assert main(["table", str(saves / "unlearn"), "--best", "--format", "json"]) == 0
+    depth = "(calibrated to a loss of 2.5, bounded by held-out data)"
+    assert f"ROSU {depth}" in [row["method"] for row in json.loads(capsys.readouterr().out)["rows"]]
+    assert main(["report", str(run), "--out", str(saves / "page")]) == 0
+    assert depth in (saves / "page" / "report.html").read_text()
 
 
 def attacked(folder: Path, counts: Sequence[int], figures: dict[str, Any] = FIGURES) -> None:

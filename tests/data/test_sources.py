@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rosu_llm.data.sources import load_samples, local_file, read_rows
+from rosu_llm.data.sources import load_samples, local_file, read_rows, source_content
 from rosu_llm.errors import DataError
 from rosu_llm.experiments.demo.world import word_tokenizer
 
@@ -222,11 +222,15 @@ def test_some_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert local_file(source + some) == path
     with pytest.raises(DataError, match=r"level\[5:\]' names none of the 5 rows"):
         read_rows(f"{tmp_path}:level[5:]")
+    for odd in ("[-3:]", "[0]", "[::2]", "[: 1]"):
+        with pytest.raises(DataError, match=r"rows are named \[first:end\]"):
+            read_rows(f"{path}{odd}")
+    assert source_content(f"{path}[:2]") != source_content(f"{path}[2:]") != source_content(str(path))
     monkeypatch.setattr("rosu_llm.data.sources.read_hub", lambda source: rows if source == "owner/name:a:b" else [])
     assert read_rows("owner/name:a:b[4:]") == rows[4:]
-    odd = tmp_path / "mine[0:1]"  # a name is a name
-    odd.write_text(json.dumps(rows[0]))
-    assert read_rows(str(odd)) == rows[:1]
+    named = tmp_path / "mine[0:1]"  # a name is a name
+    named.write_text(json.dumps(rows[0]))
+    assert read_rows(str(named)) == rows[:1]
 
 
 def test_an_empty_folder_says_so(tmp_path: Path) -> None:

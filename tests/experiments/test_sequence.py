@@ -219,6 +219,12 @@ def test_lists_that_cannot_be_used(text: str, words: str, tmp_path: Path) -> Non
         read_requests(path)
 
 
+def test_requests_are_named_by_the_rows_they_name(tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text("- data:forget[:10]\n- data/forget.jsonl[10:]\n- data:forget\n")
+    assert [each.name for each in read_requests(path)] == ["forget-0-10", "forget-10-end", "forget"]
+
+
 def test_runs_that_cannot_be_chained(toy: dict[str, Any], tmp_path: Path) -> None:
     requests = read_requests(listed(tmp_path, toy, BOTH))
     with pytest.raises(ConfigError, match="lora_r=2 leaves an adapter"):

@@ -135,12 +135,21 @@ def test_holdout_targets_have_the_distribution_of_unseen_losses(tmp_path: Path) 
     assert [v for (v,) in mean._bound.targets.values.values()] == pytest.approx([np.mean(losses)] * 8, rel=1e-5)
 
 
-@pytest.mark.parametrize("level", ["sequence", "both"])
-@pytest.mark.parametrize("draw", [True, False])
-def test_refreshed_targets_are_those_of_a_run_that_begins_there(level: str, draw: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("until", "level", "draw"),
+    [
+        ("holdout", "sequence", True),
+        ("holdout", "both", True),
+        ("holdout", "token", False),
+        ("alternates", "sequence", False),
+    ],
+)
+def test_refreshed_targets_are_those_of_a_run_that_begins_there(
+    until: str, level: str, draw: bool, tmp_path: Path
+) -> None:
     """At steps 0, 3 and 6 of 8 the level is that of the weights there; in between it stays."""
-    shared: dict[str, Any] = {"forget_until": "holdout", "forget_level": level, "forget_draw": draw, "max_steps": 8}
-    shared |= {"learning_rate": 1e-2, "method": "graddiff"}
+    shared: dict[str, Any] = {"forget_until": until, "forget_level": level, "forget_draw": draw, "max_steps": 8}
+    shared |= {"learning_rate": 1e-2, "method": "graddiff", "alternates_dataset": ALTERNATES}
     t = trainer(tmp_path / "whole", forget_refresh=3, **shared)
     recorded, seen = Recorded(), []
 
@@ -305,6 +314,11 @@ def test_adapters_are_bounded_too(tmp_path: Path) -> None:
         ({"forget_beyond": "return", "method": "graddiff"}, ConfigError, "set forget_until"),
         ({"forget_level": "words"}, ConfigError, "forget_level"),
         ({"forget_until": "holdout", "forget_refresh": -1}, ConfigError, "at least 1 step, or 0"),
+        (
+            {"forget_until": "holdout", "forget_refresh": 2, "keep_best": "depth"},
+            ConfigError,
+            "moves these",
+        ),
         ({"forget_margin": -1.0}, ConfigError, "forget_margin=-1.0"),
         ({"forget_until": 2.0, "forget_beyond": "return", "method": "ng"}, ConfigError, "'ng' has none in the steps"),
         ({"forget_until": 2.0, "forget_beyond": "return", "method": "scrub"}, ConfigError, "'scrub' has none in the"),

@@ -155,8 +155,14 @@ def read_retain(
     for key in wanted:
         if key not in found:
             logger.warning("%s has no %s: what is made from it stays as without --retain.", name, key)
-    asked = len(questions.rows.get("forget", ()))
+    asked, others = (len(questions.rows.get(name, ())) for name in ("forget", "holdout"))
     for key, each in found.items():
+        theirs = len((each.get("holdout") or {}).get("value_by_index", {})) or others
+        if others and theirs != others:
+            raise DataError(
+                f"{name} is of other questions: {key} has {theirs} held-out ones, and {others} are asked here. Give "
+                "the retain model's results with the same --held-out-questions (eval.tofu.held_out_questions)."
+            )
         by_index = (each.get("forget") or each).get("value_by_index", {})
         if len(by_index) != asked:
             raise DataError(
@@ -178,7 +184,7 @@ def check_reference(result: Result, forget_split: str, questions: TofuQuestions)
         if questions.digests[config] != theirs[config]:
             raise DataError(
                 f"{result.path} was made with other rows of {config}: evaluate the reference model on the same data "
-                "and with the same --limit."
+                "and with the same --limit and --held-out-questions."
             )
     asked = len(questions.rows.get("forget", ()))
     if result.questions not in (None, asked):

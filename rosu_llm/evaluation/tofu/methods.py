@@ -37,13 +37,17 @@ def methods_of(results: Sequence[Result], labels: Sequence[str]) -> list[str]:
 
     Runs without a record are named by their label.
     """
-    names = [_recorded(result) or method_of(label) for result, label in zip(results, labels, strict=True)]
+    names = [_recorded(result) or _labelled(result, label) for result, label in zip(results, labels, strict=True)]
     experiments = [result.training.choice("experiment") for result in results]
     ambiguous = {name for name in names if len({e for n, e in zip(names, experiments, strict=True) if n == name}) > 1}
     return [
         f"{name} [{experiment or 'no experiment'}]" if name in ambiguous else name
         for name, experiment in zip(names, experiments, strict=True)
     ]
+
+
+def _labelled(result: Result, label: str) -> str:
+    return method_of(label) + (f" ({result.depth})" if result.depth else "")
 
 
 def _recorded(result: Result) -> str | None:

@@ -28,6 +28,8 @@ FORGET_QUALITY = "forget_quality"  # part of no score here, but of OpenUnlearnin
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _NAME = re.compile(r"^tofu_(?P<model>.+?)_(?:full|retain\d\d|forget\d\d)(?:_|$)")
+#: TOFU's held-out questions as a source of data, and where the named rows of it end.
+_HELD_OUT = re.compile(r"(?:^|[:/])holdout(\d\d)(?:\.\w+)?(?::train)?(?:\[\d*:(\d*)\])?$")
 _OF_TOFU = re.compile(r"^(forget_(Q_A|truth_ratio|quality)|model_utility|(retain|ra|wf)_(Q_A|Truth))")
 
 
@@ -109,9 +111,11 @@ class Result:
 
     @cached_property
     def _settings(self) -> Mapping[str, Any]:
-        """The settings of a run of ``rosu train``."""
-        found: Mapping[str, Any] = read_record(self.run / "rosu_run.json").get("settings", {})
-        return found
+        """The settings of a run of ``rosu train``, in whose folder the results are or of which the sidecar tells."""
+        for folder in (self.run, Path(self.sidecar.get("name") or self.run)):
+            if found := read_record(folder / "rosu_run.json").get("settings"):
+                return cast(Mapping[str, Any], found)
+        return {}
 
     @cached_property
     def _stops(self) -> Mapping[str, Any]:
@@ -137,9 +141,11 @@ class Result:
         given = self._settings.get("holdout_data")
         if given is None:  # OpenUnlearning's experiments have one number for both
             return self.set_aside == 0
-        named = re.fullmatch(r".*:holdout(\d\d)(?:\[\d*:(\d*)\])?", str(given))
-        if named is None or named[1] != (self.split or "")[-2:]:
+        named = _HELD_OUT.search(str(given))
+        if named is None:
             return False
+        if named[1] != (self.split or "")[-2:]:  # the smaller splits stand in the larger ones, in another order
+            return True
         return not named[2] or int(named[2]) > self.set_aside
 
     @property

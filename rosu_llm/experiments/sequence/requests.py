@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ...data.sources import read_text
+from ...data.sources import named_rows, read_text
 from ...errors import ConfigError, one_line
 from ...files import parse_yaml
 
@@ -86,7 +86,10 @@ def _request(entry: Any, number: int, path: str | Path) -> ForgetRequest:
 
 def _name(text: str) -> str:
     """A name for a folder, from a source's last part."""
+    text, some = named_rows(text)
     last = text.rstrip("/").split("/")[-1]
     if "." in last and ":" not in last:
         last = last.rsplit(".", 1)[0]
+    if some != slice(None):
+        last += f"-{some.start or 0}-{'end' if some.stop is None else some.stop}"
     return re.sub(r"[^\w.-]+", "-", last.split(":", 1)[-1] if ":" in last else last).strip("-") or "request"

@@ -18,11 +18,11 @@ from typing import Any, TypedDict
 
 from ... import __version__
 from ...compat import accelerator_kind, empty_device_cache
-from ...data.sources import local_file
+from ...data.sources import local_file, source_content
 from ...errors import ConfigError
 from ...evaluation.memorisation import membership_auc, score
 from ...evaluation.processes import from_first, world
-from ...files import changed_conditions, check_writable, digest, read_json, weight_digests, write_json
+from ...files import changed_conditions, check_writable, read_json, weight_digests, write_json
 from ...recipes.folder import MANIFEST
 from ...recipes.next_token import chat_format, sample_reader
 from ...recipes.prepare import check_model, load_tokenizer
@@ -131,8 +131,7 @@ def _resumable(folder: Path) -> bool:
 
 
 def _source(source: Any) -> Any:
-    path = local_file(source) if isinstance(source, str) else None
-    return source if path is None else digest(path)
+    return source_content(source) if isinstance(source, str) else source
 
 
 def _open(values: Mapping[str, Any], requests: Sequence[ForgetRequest], shared: Recipe, out: Path) -> SequenceDocument:

@@ -46,7 +46,7 @@ def metrics(
         table = replace(made.table, caption=f"TOFU {task}", heading="model")
         main |= {run.folder: table for run in group}
         relative = target is not None and made.references != ()
-        blocks += [_with_paper(table), *_tofu_frontier(runs, made, task, at, relative)]
+        blocks += [_with_paper(table), *_tofu_frontier([runs.index(run) for run in group], made, task, at, relative)]
         blocks.append(_details(group, made.references))
         if relative and all(map(fits, results)):
             blocks += _among_published(results, made, labels, task, at, retain, target)
@@ -97,15 +97,15 @@ def _with_paper(table: Table) -> Table:
     return replace(table, rows=table.rows + rows, groups=groups, notes=notes)
 
 
-def _tofu_frontier(runs: Sequence[ReportedRun], made: TofuTable, task: str, at: int, relative: bool) -> list[Block]:
-    order = {run.label: place for place, run in enumerate(runs)}
+def _tofu_frontier(places: Sequence[int], made: TofuTable, task: str, at: int, relative: bool) -> list[Block]:
+    """``places`` are those of the table's runs in the report."""
 
     def point(model: Summarised, **more: Any) -> Point | None:
         mem, util = model.summary.mem, model.summary.util
         return None if mem is None or util is None else Point(model.label, mem, util, **more)
 
     points = [point(model, reference=True) for model in made.references]
-    ours = [point(model, place=order[model.label]) for model in made.runs]
+    ours = [point(model, place=place) for model, place in zip(made.runs, places, strict=True)]
     if not any(ours):
         return [Missing(f"No frontier for TOFU {task}: it needs Mem and Util, which the table above lacks.")]
     paper = []
