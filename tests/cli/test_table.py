@@ -363,6 +363,7 @@ def test_different_methods_of_one_trainer_are_not_merged(saves: Path, capsys: py
         ("data/tofu/holdout10.json", None, True),
         ("locuslab/TOFU:holdout10:train[20:40]", 40, False),
         ("locuslab/TOFU:holdout05", 20, True),
+        ("locuslab/TOFU:holdout01", 40, False),
         ("mine:level", None, False),
     ],
 )

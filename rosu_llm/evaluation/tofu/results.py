@@ -28,8 +28,8 @@ FORGET_QUALITY = "forget_quality"  # part of no score here, but of OpenUnlearnin
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _NAME = re.compile(r"^tofu_(?P<model>.+?)_(?:full|retain\d\d|forget\d\d)(?:_|$)")
-#: TOFU's held-out questions as a source of data, and where the named rows of it end.
-_HELD_OUT = re.compile(r"(?:^|[:/])holdout(\d\d)(?:\.\w+)?(?::train)?(?:\[\d*:(\d*)\])?$")
+#: TOFU's held-out questions as a source of data, and the first and last of its rows where they are named.
+_HELD_OUT = re.compile(r"(?:^|[:/])holdout(\d\d)(?:\.\w+)?(?::train)?(?:\[(\d*):(\d*)\])?$")
 _OF_TOFU = re.compile(r"^(forget_(Q_A|truth_ratio|quality)|model_utility|(retain|ra|wf)_(Q_A|Truth))")
 
 
@@ -144,9 +144,9 @@ class Result:
         named = _HELD_OUT.search(str(given))
         if named is None:
             return False
-        if named[1] != (self.split or "")[-2:]:  # the smaller splits stand in the larger ones, in another order
-            return True
-        return not named[2] or int(named[2]) > self.set_aside
+        # 40 questions are one percent, and the smaller splits are the beginning of the larger ones
+        start, end = int(named[2] or 0), int(named[3] or 40 * int(named[1]))
+        return start < 40 * int((self.split or "forget10")[-2:]) and end > self.set_aside
 
     @property
     def asked(self) -> Mapping[str, Any]:
