@@ -52,6 +52,9 @@ def add_benchmark_flags(parser: argparse.ArgumentParser) -> None:
     """Which benchmark the figures are of."""
     parser.add_argument("--benchmark", default="tofu", choices=["tofu", "wmdp"], help="whose figures (default tofu)")
     parser.add_argument("--metrics", nargs="+", metavar="NAME", help="TOFU: only these, by OpenUnlearning's names")
+    parser.add_argument(
+        "--held-out-questions", type=int, metavar="N", help="TOFU: first N held-out questions, kept out of all attacks"
+    )
     parser.add_argument("--fluency-model", metavar="NAME|PATH", default="none", help="TOFU: classifier, or 'none'")
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help="WMDP: lm-eval tasks (default all three)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="WMDP: questions as files, in place of the hub")
@@ -115,6 +118,7 @@ def measured(options: argparse.Namespace, which: Asked, metrics: Sequence[str]) 
             chat_format=which.chat_format,
             batch_size=options.eval_batch_size,
             limit=None if small else options.limit,
+            held_out_questions=options.held_out_questions and 1 if small else options.held_out_questions,
             max_new_tokens=5 if small else options.max_new_tokens,
             max_length=options.max_length,
             fluency_model=None if small or options.fluency_model == "none" else options.fluency_model,

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from ..errors import DataError
 from .pairing import Deck, Epoch
-from .sources import SUFFIXES, TABLES, named_rows, read_hub, read_table, read_text
+from .sources import SUFFIXES, TABLES, named_rows, read_hub, read_table, read_text, some_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def load_corpus(
     """The documents of ``source`` with more than ``min_length`` characters; the first ``limit`` of them."""
     name, some = named_rows(source)
     texts, kind = _read(name, text_key)
-    texts = texts[some]
+    texts = some_of(texts, some, source)
     kept = [text for text in texts if len(text) > min_length and text.strip()]
     if not kept:
         longest = max((len(text) for text in texts), default=0)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import DataError, one_line
 from ..files import digest
@@ -32,27 +32,42 @@ _SOME = re.compile(r"(.+)\[(\d*):(\d*)\]")
 _ODD = re.compile(r"(.+)\[[^\[\]]*\]")
 
 Pairs = list[tuple[str | None, str]]
+_Row = TypeVar("_Row")
 
 
 def read_rows(source: str) -> list[Mapping[str, Any]]:
     """The rows of a file, a folder's configuration or a hub data set, or those of them that the source names."""
     whole, some = named_rows(source)
-    rows = _whole(whole)
-    if not rows[some]:
+    return some_of(_whole(whole), some, source)
+
+
+def named_rows(source: str) -> tuple[str, slice]:
+    """What is behind a source, and which of its rows; a name with brackets that is there is a name."""
+    if _is_there(source):
+        return source, slice(None)
+    found = _SOME.fullmatch(source)
+    whole = found or _ODD.fullmatch(source)
+    if whole and _ODD.fullmatch(whole[1]) and not _is_there(whole[1]):
+        raise DataError(f"{source!r} names rows twice: name them once, as [first:end].")
+    if found:
+        return found[1], slice(*(int(end) if end else None for end in found.groups()[1:]))
+    if whole and (whole[1].count(":") < 2 or _is_there(whole[1])):  # behind a hub's split they are for its library
+        raise DataError(f"{source!r}: rows are named [first:end] with whole numbers from 0, such as [:20] or [20:].")
+    return source, slice(None)
+
+
+def some_of(rows: list[_Row], some: slice, source: str) -> list[_Row]:
+    """The rows that a source names, of all those that are there."""
+    if rows and not rows[some]:
         raise DataError(f"{source!r} names none of the {len(rows)} rows that are there, which count from 0.")
     return rows[some]
 
 
-def named_rows(source: str) -> tuple[str, slice]:
-    """What is behind a source, and which of its rows."""
-    found = _SOME.fullmatch(source)
-    if found is None or Path(source).expanduser().exists():
-        if (odd := _ODD.fullmatch(source)) and not found and local_file(odd[1]) is not None:
-            raise DataError(
-                f"{source!r}: rows are named [first:end] with whole numbers from 0, such as [:20] or [20:]."
-            )
-        return source, slice(None)
-    return found[1], slice(*(int(end) if end else None for end in found.groups()[1:]))
+def _is_there(source: str) -> bool:
+    try:
+        return Path(source).expanduser().exists() or _place(source) is not None
+    except DataError:  # a folder without that data set
+        return False
 
 
 def source_content(source: str) -> Any:
@@ -76,7 +91,10 @@ def _whole(source: str) -> list[Mapping[str, Any]]:
 
 def local_file(source: str) -> Path | None:
     """The file a source stands for; None where it is not on this machine."""
-    source, _ = named_rows(source)
+    return _place(named_rows(source)[0])
+
+
+def _place(source: str) -> Path | None:
     path = Path(source).expanduser()
     if path.is_file():
         return path
@@ -171,13 +189,16 @@ def read_hub(source: str) -> list[Mapping[str, Any]]:
     name, _, rest = source.partition(":")
     config, _, split = rest.partition(":")
     try:
-        return list(load_dataset(name, config or None, split=split or "train"))
+        rows = list(load_dataset(name, config or None, split=split or "train"))
     except Exception as error:
         raise DataError(
             f"{source!r} is neither a local file nor a data set that could be loaded from the hub "
             f"({one_line(error)}). Write owner/name:config, e.g. locuslab/TOFU:forget10, or the path of a "
             ".jsonl file."
         ) from error
+    if not rows:
+        raise DataError(f"{source!r} holds no row.")
+    return rows
 
 
 def load_samples(

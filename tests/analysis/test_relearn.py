@@ -181,11 +181,23 @@ def test_a_killed_audit_goes_on_and_other_conditions_are_refused(
 def test_benign_rows_an_adapter_and_missing_controls(audited: Audited, tmp_path: Path) -> None:
     flags = audited.flags(tmp_path / "out", "masked", *FAST[2:], "--steps", "1", retain=None)
     adapter = ["--preset", "lora", "--lora-r", "4", "--micro-batch", "2", "--on", f"{audited.data}:holdout01"]
+    adapter += ["--held-out-questions", "1"]
     assert main(["audit", "relearn", *flags, *adapter]) == 0
     found = document(tmp_path / "out")
+    assert found["conditions"]["measure"]["held_out_questions"] == 1
     assert found["attack"]["lora_r"] == 4 and found["attack"]["lora_alpha"] == 16
     assert any("Without --retain" in note and "R and the area" in note for note in found["notes"])
     assert "R" not in found["summary"][0]["mean"] and "gap" in found["summary"][0]["mean"]
+
+
+def test_other_rows_of_the_same_file_are_another_attack(
+    audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = audited.flags(tmp_path / "out", "masked", *FAST[2:], "--steps", "1", retain=None)
+    assert main(["audit", "relearn", *flags, "--on", f"{audited.data}:holdout01[:2]"]) == 0
+    capsys.readouterr()
+    assert main(["audit", "relearn", *flags, "--on", f"{audited.data}:holdout01[2:4]"]) == 2
+    assert "rows was" in capsys.readouterr().err
 
 
 def test_wmdp_questions(audited: Audited, tmp_path: Path) -> None:

@@ -223,14 +223,40 @@ def test_some_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(DataError, match=r"level\[5:\]' names none of the 5 rows"):
         read_rows(f"{tmp_path}:level[5:]")
     for odd in ("[-3:]", "[0]", "[::2]", "[: 1]"):
-        with pytest.raises(DataError, match=r"rows are named \[first:end\]"):
-            read_rows(f"{path}{odd}")
+        for source in (str(path), str(tmp_path / "missing.jsonl"), "owner/name", "owner/name:a"):
+            with pytest.raises(DataError, match=r"rows are named \[first:end\]"):
+                read_rows(f"{source}{odd}")
+    for twice in ("[:3][1:]", "[-3:][:1]"):
+        with pytest.raises(DataError, match="names rows twice"):
+            read_rows(f"{path}{twice}")
     assert source_content(f"{path}[:2]") != source_content(f"{path}[2:]") != source_content(str(path))
     monkeypatch.setattr("rosu_llm.data.sources.read_hub", lambda source: rows if source == "owner/name:a:b" else [])
     assert read_rows("owner/name:a:b[4:]") == rows[4:]
-    named = tmp_path / "mine[0:1]"  # a name is a name
-    named.write_text(json.dumps(rows[0]))
-    assert read_rows(str(named)) == rows[:1]
+
+
+def test_a_name_with_brackets_is_a_name(tmp_path: Path) -> None:
+    rows = [{"text": str(i)} for i in range(3)]
+    for name in ("mine[0:1]", "other[v2]", "both[0][v2]"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        in_folder = [] if ":" in name else [f"{tmp_path}:{name}"]
+        for source in (f"{tmp_path}/{name}.jsonl", *in_folder):
+            assert read_rows(source) == rows
+            assert read_rows(f"{source}[1:]") == rows[1:]
+            assert local_file(f"{source}[1:]") == tmp_path / f"{name}.jsonl"
+
+
+def test_slices_in_the_words_of_the_hub_are_the_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(*args: Any, split: str) -> Any:
+        asked.append(split)
+        return [] if split == "none[:5%]" else ROWS
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    assert read_rows("owner/name:a:train[:5%]") == ROWS
+    with pytest.raises(DataError, match=r"'owner/name:a:none\[:5%\]' holds no row"):
+        read_rows("owner/name:a:none[:5%]")
+    assert asked == ["train[:5%]", "none[:5%]"]
 
 
 def test_an_empty_folder_says_so(tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ from statistics import mean, stdev
 from typing import Any, TypedDict
 
 from ...compat import empty_device_cache
-from ...data.sources import load_samples, local_file, read_pairs
+from ...data.sources import load_samples, read_pairs, source_content
 from ...data.tofu import split_names
 from ...errors import ConfigError
 from ...evaluation.model_identity import Model
 from ...evaluation.processes import from_first, joined_device, started_processes
 from ...evaluation.tofu.run import load, load_tokenizer
-from ...files import digest
 from ..controls.measures import AuditMeasure
 from ..controls.models import INITIAL, RETAIN, UNLEARNED
 from ..controls.request import AuditDocument, AuditRequest, Progress
@@ -95,11 +94,10 @@ def audit_relearn(request: RelearnRequest, progress: Progress) -> RelearnDocumen
     available = len(read_pairs(source, limit=request.limit))
     for share in shares:
         draw(available, share, 0)  # raises for an empty one before anything is loaded
-    file = local_file(source)
     conditions: dict[str, Any] = {
         "measure": request.measure.conditions(),
         "attack": asdict(request.attack),
-        "rows": source if file is None else digest(file),
+        "rows": source_content(source),
         "limit": request.limit,
         "max_length": request.max_length,
         "dtype": request.loading.dtype,
