@@ -31,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"--base {options.base} is not a folder: give the model that the runs started from.")
     runs = read_runs(options.runs)
     split = next((run.tofu.split for run in runs if run.tofu and run.tofu.split), None)
-    references = {name: _reference(getattr(options, name), split) for name in ("target", "retain", "before")}
+    made = [run.tofu for run in runs if run.tofu]
+    references = {name: _reference(getattr(options, name), split, made) for name in ("target", "retain", "before")}
     report = build(runs, **references, base=options.base, answers=options.answers, title=options.title)
     folders = list(dict.fromkeys(run.folder for run in runs))
     out = options.out or (folders[0] if len(folders) == 1 else Path("rosu-report"))
@@ -75,14 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _reference(path: Path | None, split: str | None) -> Result | None:
+def _reference(path: Path | None, split: str | None, runs: Sequence[Result]) -> Result | None:
     if path is None:
         return None
 
-    from ..evaluation.tofu.collection import find_reference
+    from ..evaluation.tofu.collection import find_reference, with_non_members_of
     from ..evaluation.tofu.results import check_current, read_result
 
-    return check_current(read_result(find_reference(path, split)))
+    return check_current(read_result(find_reference(path, split, with_non_members_of(runs))))
 
 
 def _smoke(out: Path) -> int:

@@ -171,11 +171,13 @@ def _tofu_task(options: argparse.Namespace, values: dict[str, Any], source: re.M
         fluency_model=None if options.fluency_model == "none" else options.fluency_model or CLASSIFIER,
     )
     if options.smoke:
-        settings = replace(settings, data=source["data"], **TOY_EVALUATION)
+        settings = replace(
+            settings, data=source["data"], held_out_questions=options.held_out_questions and 1, **TOY_EVALUATION
+        )
         options.retain = options.target = None
     if not classifier_available(settings.fluency_model):
         settings = replace(settings, fluency_model=None)
-    retain, target = (find(given, source["split"]) if given else None for given in (options.retain, options.target))
+    retain, target = (find(given, settings) if given else None for given in (options.retain, options.target))
     glance = options.report_limit or TofuEvaluation.glance_limit
     how = TofuEvaluation(settings=settings, glance_limit=glance, retain=retain, target=target)
     return TofuTask(values, how, options.out / "references"), tofu_scoring(how)

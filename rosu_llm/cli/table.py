@@ -108,7 +108,7 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
         return example()
 
     from ..errors import ConfigError, DataError
-    from ..evaluation.tofu.collection import find_reference, find_results, references_beside
+    from ..evaluation.tofu.collection import find_reference, find_results, references_beside, with_non_members_of
     from ..evaluation.tofu.results import check_current, read_result
 
     if not options.paths:
@@ -116,13 +116,13 @@ def _read(options: argparse.Namespace) -> tuple[list[Result], Result | None, Res
     files = [file for path in options.paths for file in find_results(path, every_checkpoint=options.checkpoints)]
     results = {file.resolve(): check_current(read_result(file)) for file in files}
     split = next((result.split for result in results.values() if result.split), None)
-    non_members = next((n for result in results.values() for n in result.non_members.values()), None)
+    fits = with_non_members_of([*results.values()])
     references = []
     for given, beside in zip((options.retain, options.target), references_beside([*results.values()]), strict=True):
         reference = None
         if path := given or beside:
             try:
-                reference = check_current(read_result(find_reference(path, split, non_members)))
+                reference = check_current(read_result(find_reference(path, split, fits)))
             except DataError:  # what nobody named must not stop the table; it says which flag is missing
                 if given:
                     raise

@@ -130,6 +130,7 @@ def _same_non_members(result: Result, retain: Result | None) -> Result:
     """The run, without its attacks where these had other held-out questions than each other or the retain model's."""
     ours, theirs = (dict(found.non_members) if found else {} for found in (result, retain))
     counts, reference = {*ours.values()}, {*theirs.values()}
+    attacks = ours or dict.fromkeys(name for name in ATTACKS.values() if name in result.figures)
     if len(counts) > 1:
         why = f"of attacks on {' and '.join(map(str, sorted(counts)))} non-members: add eval.tofu.overwrite=true"
     elif counts and reference and counts != reference:
@@ -137,10 +138,15 @@ def _same_non_members(result: Result, retain: Result | None) -> Result:
             f"of attacks on {counts.pop()} non-members, the retain model's on {' and '.join(map(str, reference))}: "
             "evaluate both with the same number of held_out_questions"
         )
+    elif retain and not (counts and reference) and result.set_aside != retain.set_aside:
+        why = (
+            f"of attacks that left {result.set_aside} held-out questions out, the retain model's {retain.set_aside}: "
+            "evaluate both with the same number of held_out_questions"
+        )
     else:
         return result
-    figures = {name: value for name, value in result.figures.items() if name not in ours}
-    return replace(result, figures=figures, unusable={**result.unusable, **dict.fromkeys(ours, why)})
+    figures = {name: value for name, value in result.figures.items() if name not in attacks}
+    return replace(result, figures=figures, unusable={**result.unusable, **dict.fromkeys(attacks, why)})
 
 
 def _depth_notes(runs: Sequence[Summarised]) -> list[str]:

@@ -91,11 +91,14 @@ def test_every_smoke_is_a_study_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_tofu_recipe_is_evaluated_as_tofu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep(tmp_path, *TOFU, "--trials", "1", "--keep", "all") == 0
+    assert sweep(tmp_path, *TOFU, "--trials", "1", "--keep", "all", "--held-out-questions", "20") == 0
     (trial,) = trials(tmp_path / "smoke")
     assert {"extraction_strength", "model_utility", "mia_loss", "forget_Q_A_ROUGE"} <= set(trial["figures"])
     assert trial["scores"]["Priv"] is None and trial["intermediate"].keys() == {"50"}  # one of two steps
     assert (tmp_path / "smoke" / trial["evaluation"] / "TOFU_SUMMARY.json").is_file()
+    sidecar = json.loads((tmp_path / "smoke" / trial["evaluation"] / "rosu_eval.json").read_text())
+    assert sidecar["conditions"]["held_out_questions"] == 1  # of the few that toys have
+    assert sidecar["training"]["rho"] == trial["settings"]["rho"]
     assert (tmp_path / "smoke" / trial["model"] / "model.safetensors").is_file()
     assert "Priv: not measured (give --retain)." in capsys.readouterr().out
 

@@ -15,6 +15,7 @@ import yaml
 
 from rosu_llm import __version__
 from rosu_llm.cli.main import main
+from rosu_llm.evaluation.tofu.results import read_result
 from rosu_llm.evaluation.tofu.summary import ATTACKS
 from tests.evaluation.saves import FIGURES, INITIAL, RETAIN, make_run, write_eval, write_hydra, write_summary
 
@@ -356,6 +357,10 @@ def test_different_methods_of_one_trainer_are_not_merged(saves: Path, capsys: py
 @pytest.mark.parametrize(
     ("source", "aside", "again"),
     [
+        ("data/tofu/holdout10/train.json", 20, True),
+        ("locuslab/TOFU:holdout10:train[-20:]", 20, True),
+        ("locuslab/TOFU:holdout10:train[:5%]", None, True),
+        ("data/holdout100.json", None, False),
         ("locuslab/TOFU:holdout10", None, True),
         ("locuslab/TOFU:holdout10", 20, True),
         ("locuslab/TOFU:holdout10[:20]", 20, False),
@@ -387,6 +392,46 @@ def test_runs_of_our_own_say_how_they_knew_when_to_stop(
     assert depth in (saves / "page" / "report.html").read_text()
 
 
+def test_a_limit_counts_among_the_questions_that_training_looked_at(saves: Path) -> None:
+    run = make_run(saves, 0.3, FIGURES)
+    (run / ".hydra" / "config.yaml").unlink()
+    settings = {"forget_until": "holdout", "holdout_data": "locuslab/TOFU:holdout10", "limit": 20}
+    for aside, again in ((None, True), (19, True), (20, False)):
+        (run / "rosu_run.json").write_text(json.dumps({"settings": settings}))
+        (run / "evals" / "rosu_eval.json").write_text(json.dumps({"conditions": {"held_out_questions": aside}}))
+        assert read_result(run / "evals" / "TOFU_EVAL.json").reuses_non_members == again
+
+
+@pytest.mark.parametrize("asked", [20, 40, 60])
+def test_openunlearnings_runs_say_how_many_questions_training_looked_at(saves: Path, asked: int) -> None:
+    run = make_run(saves, 0.3, FIGURES)
+    (run / "evals" / ".hydra").mkdir(parents=True, exist_ok=True)
+    method = {"forget_until": "holdout", "holdout_data": {"TOFU_QA_holdout": {}}}
+    for folder, count in ((run, 40), (run / "evals", asked)):
+        config = {"trainer": {"method_args": method}, "eval": {"tofu": {"held_out_questions": count}}}
+        (folder / ".hydra" / "config.yaml").write_text(json.dumps(config))
+    assert read_result(run / "evals" / "TOFU_EVAL.json").reuses_non_members == (asked < 40)
+
+
+def test_what_a_result_says_of_a_model_that_lies_elsewhere_or_nowhere(saves: Path) -> None:
+    made = {"settings": {"forget_until": "holdout", "holdout_data": "locuslab/TOFU:holdout10"}}
+    run, evals = saves / "mine", write_eval(saves / "elsewhere", FIGURES).parent
+    (run / "checkpoint-5").mkdir(parents=True)
+    (run / "rosu_run.json").write_text(json.dumps(made))
+    plain = saves / "plain"
+    plain.mkdir()
+    for sidecar, depth in (
+        ({"name": str(plain)}, None),
+        ({"name": str(run)}, "bounded by held-out data"),
+        ({"name": str(run / "checkpoint-5")}, "bounded by held-out data"),
+        ({"name": str(run), "training": {"forget_until": "off"}}, None),  # began with that model
+        ({"name": str(plain), "training": made["settings"]}, "bounded by held-out data"),
+    ):
+        (evals / "rosu_eval.json").write_text(json.dumps(sidecar))
+        result = read_result(evals / "TOFU_EVAL.json")
+        assert result.depth == depth and result.reuses_non_members == (depth is not None)
+
+
 def attacked(folder: Path, counts: Sequence[int], figures: dict[str, Any] = FIGURES) -> None:
     """Results whose attacks had these numbers of non-members."""
     path = write_eval(folder, figures)
@@ -415,6 +460,26 @@ def test_privacy_needs_the_same_non_members(saves: Path, capsys: pytest.CaptureF
     assert value is None and "the retain model's on 28" in why
     attacked(retain / "evals_forget10_recommended", (8, 8, 8, 8), RETAIN)
     assert priv()[0] == pytest.approx(2 / 3)
+
+
+def test_privacy_needs_as_many_questions_left_out_where_nothing_is_counted(
+    saves: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, retain = saves / "runs" / "one", saves / "runs" / "retain"
+    for folder, figures in ((run, FIGURES), (retain, RETAIN)):
+        write_summary(folder / "evals", figures)
+
+    def priv(ours: int | None, theirs: int | None) -> tuple[float | None, str]:
+        for folder, aside in ((run, ours), (retain, theirs)):
+            text = json.dumps({"conditions": {"forget_split": "forget10", "held_out_questions": aside}})
+            (folder / "evals" / "rosu_eval.json").write_text(text)
+        assert main(["table", str(run), "--retain", str(retain), "--format", "json"]) == 0
+        row = json.loads(capsys.readouterr().out)["rows"][-1]
+        return row["Priv"], str(row.get("missing", {}).get("Priv"))
+
+    assert priv(20, 20)[0] == priv(None, None)[0] == pytest.approx(2 / 3)
+    value, why = priv(20, None)
+    assert value is None and "left 20 held-out questions out, the retain model's 0" in why
 
 
 def test_results_of_another_benchmark_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

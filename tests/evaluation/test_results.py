@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,16 @@ import pytest
 
 from rosu_llm.errors import DataError
 from rosu_llm.evaluation.provenance import read_hydra, read_record
-from rosu_llm.evaluation.tofu.collection import check_comparable, find_reference, find_results, unique_labels
+from rosu_llm.evaluation.tofu.collection import (
+    check_comparable,
+    find_reference,
+    find_results,
+    unique_labels,
+    with_non_members_of,
+    without,
+)
 from rosu_llm.evaluation.tofu.results import read_result
+from rosu_llm.evaluation.tofu.summary import ATTACKS
 from rosu_llm.presentation.tofu import tofu_table
 from tests.evaluation.saves import FIGURES, make_run, write_eval, write_hydra, write_summary
 
@@ -154,9 +163,27 @@ def test_a_reference_with_several_splits(tmp_path: Path) -> None:
     full = tmp_path / f"tofu_{MODEL}_full"
     for split in ("forget01", "forget10"):
         write_eval(full / f"evals_{split}", FIGURES)
-    assert find_reference(full, "forget10").parent.name == "evals_forget10"
+    assert find_reference(full, "forget10", without(None)).parent.name == "evals_forget10"
     with pytest.raises(DataError, match="holds 2 results, and none of them fit forget05: name one"):
-        find_reference(full, "forget05")
+        find_reference(full, "forget05", without(None))
+
+
+def test_a_reference_with_several_choices_of_questions(tmp_path: Path) -> None:
+    """By what was left out, or by what the attacks had, whichever is known of both sides."""
+    retain = tmp_path / f"tofu_{MODEL}_retain90"
+    for name, count in (("evals_forget10", 28), ("evals_forget10_heldout20", 8), ("evals_forget10_too", 28)):
+        path = write_eval(retain / name, FIGURES)
+        content = json.loads(path.read_text())
+        for attack in ATTACKS.values():
+            content[attack]["holdout"] = {"value_by_index": {str(at): {"score": 0.0} for at in range(count)}}
+        path.write_text(json.dumps(content))
+        conditions = {"forget_split": "forget10", "held_out_questions": 20 if "heldout" in name else None}
+        (path.parent / "rosu_eval.json").write_text(json.dumps({"conditions": conditions}))
+    run = read_result(retain / "evals_forget10_heldout20" / "TOFU_EVAL.json")
+    for fits in (without(20), with_non_members_of([run]), with_non_members_of([replace(run, non_members={})])):
+        assert find_reference(retain, "forget10", fits) == run.path
+    with pytest.raises(DataError, match=r"holds 3 results, and 2 of them fit forget10: name one, such as .*10/"):
+        find_reference(retain, "forget10", without(None))
 
 
 def test_splits_models_and_sizes_must_not_be_mixed(tmp_path: Path) -> None:

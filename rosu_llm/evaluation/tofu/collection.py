@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,24 +68,41 @@ def _nothing_there(path: Path) -> DataError:
     )
 
 
-def find_reference(path: Path, split: str | None, non_members: int | None = None) -> Path:
-    """The result of a reference model at ``path``.
+#: Whether a reference's results are of the same choice of questions.
+Fits = Callable[[Result], bool]
 
-    If there are several: the one for ``split``, whose attacks had as many non-members as those of the runs, with the
-    most figures.
-    """
+
+def without(held_out_questions: int | None) -> Fits:
+    """Those whose attacks left out as many held-out questions."""
+    return lambda result: result.set_aside == (held_out_questions or 0)
+
+
+def with_non_members_of(runs: Sequence[Result]) -> Fits:
+    """Those whose attacks had as many non-members as those of the runs, or left out as many where one does not tell."""
+    counts = {count for run in runs for count in run.non_members.values()}
+    aside = {run.set_aside for run in runs}
+
+    def fits(result: Result) -> bool:
+        own = {*result.non_members.values()}
+        return bool(own & counts) if own and counts else result.set_aside in aside
+
+    return fits
+
+
+def find_reference(path: Path, split: str | None, fits: Fits) -> Path:
+    """The result of a reference model at ``path``; if there are several, the one for ``split`` that fits."""
     files = find_results(path)
     if len(files) == 1:
         return files[0]
     fitting = [read_result(file) for file in files if Result(file).split == split]
-    same = [result for result in fitting if non_members in result.non_members.values()]
-    ranked = sorted(same or fitting, key=lambda result: len(result.figures), reverse=True)
-    if not ranked or (len(ranked) > 1 and len(ranked[0].figures) == len(ranked[1].figures)):
+    merits = [(fits(result), len(result.figures)) for result in fitting]
+    best = [result for result, merit in zip(fitting, merits, strict=True) if merit == max(merits)]
+    if len(best) != 1:
         raise DataError(
-            f"{path} holds {len(files)} results, and {len(ranked) or 'none'} of them fit {split or 'the runs'}: "
-            f"name one, such as {files[0]}."
+            f"{path} holds {len(files)} results, and {len(best) or 'none'} of them fit {split or 'the runs'}: "
+            f"name one, such as {best[0].path if best else files[0]}."
         )
-    return ranked[0].path
+    return best[0].path
 
 
 def references_beside(results: Sequence[Result]) -> tuple[Path | None, Path | None]:
@@ -139,10 +156,11 @@ def read_retain(
     """
     if source is None:
         return {}
+    asked, others = (len(questions.rows.get(name, ())) for name in ("forget", "holdout"))
     if isinstance(source, Mapping):
         name, content = "the retain model's results", dict(source)
     else:
-        path = find_reference(source, forget_split)
+        path = find_reference(source, forget_split, lambda result: others in result.non_members.values())
         name, content = str(path), read_json(path)
         check_reference(check_current(Result(path)), forget_split, questions)
     wanted = sorted({key for metric in metrics if metric in DERIVED and (key := DERIVED[metric].reference)})
@@ -155,7 +173,6 @@ def read_retain(
     for key in wanted:
         if key not in found:
             logger.warning("%s has no %s: what is made from it stays as without --retain.", name, key)
-    asked, others = (len(questions.rows.get(name, ())) for name in ("forget", "holdout"))
     for key, each in found.items():
         theirs = len((each.get("holdout") or {}).get("value_by_index", {})) or others
         if others and theirs != others:

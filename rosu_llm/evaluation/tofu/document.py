@@ -50,6 +50,7 @@ class TofuSidecar(TypedDict, total=False):
     versions: dict[str, str]
     fluency_model: str
     conditions: TofuConditions
+    training: dict[str, Any]  # settings that made a model which is not kept
     weights: dict[str, str]  # file → digest, of a model that was loaded from a folder
     seconds: dict[str, float]  # pass → seconds over all processes
 

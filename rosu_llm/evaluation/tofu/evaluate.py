@@ -7,6 +7,7 @@ run resumes with the next one. Everything else is arithmetic on those results an
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -44,6 +45,7 @@ def evaluate_tofu(
     identity: str | None = None,
     name: str | None = None,
     weights: Mapping[str, str] | None = None,
+    training: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Evaluate ``model`` and write ``TOFU_EVAL.json`` and ``TOFU_SUMMARY.json`` into ``out``; returns the summary.
 
@@ -57,6 +59,7 @@ def evaluate_tofu(
         identity: what tells this model from others; a digest of its weights by default.
         name: hub id or folder of the model, for the record and to find its chat format.
         weights: digests of the files that the model was loaded from, by which readers know results of other weights.
+        training: settings that made the model, where no folder of it will tell them.
     """
     if any(find_spec(module) is None for module in ("rouge_score", "scipy", "sklearn")):
         raise ConfigError("TOFU's metrics need rouge-score, scipy and scikit-learn: pip install 'rosu-llm[eval]'.")
@@ -95,6 +98,8 @@ def evaluate_tofu(
         }
         if weights:
             sidecar["weights"] = dict(weights)
+        if training:
+            sidecar["training"] = json.loads(json.dumps(training, default=str))
         if compared and isinstance(retain, Path):
             sidecar["retain"] = str(retain)
         return TofuStore(out, metrics, sidecar, overwrite=overwrite)
@@ -111,12 +116,12 @@ def evaluate_tofu(
     context = getattr(model.config, "max_position_embeddings", None)
     encoder = Encoder(questions, tokenizer, form, max_length=settings.max_length, context=context)
     logger.info("TOFU %s of %s, results in %s", settings.forget_split, name, out)
-    training = model.training
+    was_training = model.training
     model.eval()
     try:
         Passes(model, settings, encoder, store).run(wanted)
     finally:
-        model.train(training)
+        model.train(was_training)
     for metric, derived in DERIVED.items():  # in the order in which they build on each other
         if metric in wanted and not (derived.reference and retain is None and metric in store.entries):
             other = reference.get(derived.reference) if derived.reference else None

@@ -58,7 +58,7 @@ def _unseen(settings: TofuSettings, config: str) -> Rows:
     if aside >= len(rows):
         raise DataError(
             f"--held-out-questions {aside} sets all {len(rows)} questions of {config} aside, and the attacks need "
-            "some: let training look at fewer, e.g. 20."
+            "some: let training look at fewer."
         )
     return rows[aside:][: settings.limit]
 

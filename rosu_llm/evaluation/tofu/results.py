@@ -28,8 +28,9 @@ FORGET_QUALITY = "forget_quality"  # part of no score here, but of OpenUnlearnin
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _NAME = re.compile(r"^tofu_(?P<model>.+?)_(?:full|retain\d\d|forget\d\d)(?:_|$)")
-#: TOFU's held-out questions as a source of data, and the first and last of its rows where they are named.
-_HELD_OUT = re.compile(r"(?:^|[:/])holdout(\d\d)(?:\.\w+)?(?::train)?(?:\[(\d*):(\d*)\])?$")
+#: TOFU's held-out questions in the name of a source, and the first and last of the rows that it names.
+_HELD_OUT = re.compile(r"(?:^|[:/])holdout(\d\d)(?![^./:\[])")
+_ROWS = re.compile(r"\[(\d*):(\d*)\]$")
 _OF_TOFU = re.compile(r"^(forget_(Q_A|truth_ratio|quality)|model_utility|(retain|ra|wf)_(Q_A|Truth))")
 
 
@@ -111,8 +112,11 @@ class Result:
 
     @cached_property
     def _settings(self) -> Mapping[str, Any]:
-        """The settings of a run of ``rosu train``, in whose folder the results are or of which the sidecar tells."""
-        for folder in (self.run, Path(self.sidecar.get("name") or self.run)):
+        """The settings of a run of ``rosu train``, from the sidecar or the folder of the results or of the model."""
+        if known := self.sidecar.get("training"):
+            return known
+        model = Path(self.sidecar.get("name") or self.run)
+        for folder in (self.run, model.parent if _CHECKPOINT.fullmatch(model.name) else model):
             if found := read_record(folder / "rosu_run.json").get("settings"):
                 return cast(Mapping[str, Any], found)
         return {}
@@ -139,13 +143,15 @@ class Result:
         if "holdout" not in self._stops.values():
             return False
         given = self._settings.get("holdout_data")
-        if given is None:  # OpenUnlearning's experiments have one number for both
-            return self.set_aside == 0
+        if given is None:  # OpenUnlearning's experiments have one number for training and evaluation
+            return self.set_aside < (self.training.get("eval.tofu.held_out_questions") or 1)
         named = _HELD_OUT.search(str(given))
         if named is None:
             return False
         # 40 questions are one percent, and the smaller splits are the beginning of the larger ones
-        start, end = int(named[2] or 0), int(named[3] or 40 * int(named[1]))
+        some = _ROWS.search(str(given))
+        start, end = (int(some[1] or 0), some[2]) if some else (0, None)
+        end = min(int(end or 40 * int(named[1])), start + (self._settings.get("limit") or 4000))
         return start < 40 * int((self.split or "forget10")[-2:]) and end > self.set_aside
 
     @property

@@ -18,7 +18,7 @@ from ...errors import ConfigError
 from ...files import weight_digests
 from ..model_identity import TOKENIZER_FILES, Model, find_model, is_model
 from ..processes import check_processes, from_first, joined_device
-from .collection import check_reference, find_reference
+from .collection import check_reference, find_reference, without
 from .document import FILES, REFERENCES
 from .evaluate import evaluate_tofu
 from .metrics import TofuSettings
@@ -71,7 +71,7 @@ def run(request: TofuRequest) -> TofuOutput:
     settings = request.settings
     model = from_first(lambda: find_model(request.model, adapters=True))
     references = {
-        role: from_first(partial(_find_reference, text, settings.forget_split))
+        role: from_first(partial(_find_reference, text, settings))
         for role, text in (("retain", request.retain), ("target", request.target))
         if text is not None
     }
@@ -114,11 +114,11 @@ def _evaluate(which: Model, request: TofuRequest, device: torch.device, out: Pat
     empty_device_cache()
 
 
-def _find_reference(text: str, split: str) -> Model | Path:
+def _find_reference(text: str, settings: TofuSettings) -> Model | Path:
     """Results if ``text`` is a file or a folder with some, else a model."""
     path = Path(text).expanduser()
     if path.is_file() or (path.is_dir() and not is_model(path)):
-        return find_reference(path, split)
+        return find_reference(path, settings.forget_split, without(settings.held_out_questions))
     return find_model(text, adapters=True)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import DataError
 from ...evaluation.model_identity import Model, find_model, identity, is_model
-from ...evaluation.tofu.collection import check_comparable, find_reference
+from ...evaluation.tofu.collection import check_comparable, find_reference, without
 from ...evaluation.tofu.document import FILES
 from ...evaluation.tofu.evaluate import evaluate_tofu
 from ...evaluation.tofu.metrics import UTILITY, TofuSettings
@@ -46,11 +46,11 @@ class TofuReference:
     source: Model | None = None
 
 
-def find(given: str, split: str) -> TofuReference:
-    """``given`` is a result file, a model, or a folder with results of ``split``."""
+def find(given: str, settings: TofuSettings) -> TofuReference:
+    """``given`` is a result file, a model, or a folder with results of evaluations like this."""
     path = Path(given).expanduser()
     if path.is_file() or (path.is_dir() and not is_model(path)):
-        file = find_reference(path, split)
+        file = find_reference(path, settings.forget_split, without(settings.held_out_questions))
         return TofuReference(f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}", file)
     source = find_model(given, adapters=True)
     return TofuReference(identity(source), source=source)
@@ -151,7 +151,8 @@ class TofuTask(ConfigTask):
         settings, name = self._how.settings, str(values["model_name_or_path"])
 
         def evaluate(how: TofuSettings, out: Path, **options: Any) -> dict[str, float]:
-            return evaluate_tofu(trainer.model, trainer.processing_class, how, out, name=name, **options)
+            tokenizer = trainer.processing_class
+            return evaluate_tofu(trainer.model, tokenizer, how, out, name=name, training=values, **options)
 
         def glance() -> float:
             limit = min(self._how.glance_limit, settings.limit or self._how.glance_limit)
@@ -169,12 +170,19 @@ class TofuTask(ConfigTask):
         known = {name: self._result(name, reference) for name, reference in self._how.references.items()}
         check_comparable(list(known.values()))
         settings = self._how.settings
-        asked = len(load_questions(settings, {"forget"}).rows["forget"])
+        rows = load_questions(settings, {"forget", "holdout"}).rows
+        asked, unseen = len(rows["forget"]), len(rows["holdout"])
         for name, result in known.items():
             if result.split not in (None, settings.forget_split) or result.questions not in (None, asked):
                 raise DataError(
                     f"The results of the {name} model in {result.path} are of {result.questions} questions of "
                     f"{result.split or 'an unknown split'}, but trials are asked {asked} of {settings.forget_split}."
+                )
+            if name == "retain" and {*result.non_members.values()} - {unseen}:
+                raise DataError(
+                    f"The attacks in {result.path} had {' and '.join(map(str, {*result.non_members.values()}))} "
+                    f"non-members, and those of the trials have {unseen}: evaluate the retain model with the same "
+                    "--held-out-questions, or give the model itself."
                 )
         if "initial" in known:
             figures = self._how.usable(known["initial"].figures)

@@ -119,9 +119,7 @@ def test_a_reference_model_is_evaluated_once_and_its_results_do_as_well(
     (_, references, _), _, folder = trial
     values, settings, _ = toy
     (file,) = (folder / "references").glob("initial-*/TOFU_EVAL.json")
-    how = TofuEvaluation(
-        settings=settings, target=find(str(file), "forget05"), retain=find(str(file.parent), "forget05")
-    )
+    how = TofuEvaluation(settings=settings, target=find(str(file), settings), retain=find(str(file.parent), settings))
     monkeypatch.setattr(tofu, "load", lambda *_: pytest.fail("loaded"))
     task = TofuTask(values, how, folder / "elsewhere")
     again = refer(task)
@@ -137,13 +135,23 @@ def test_references_of_other_questions_are_refused(
 ) -> None:
     values, settings, folder = toy
     (file,) = (folder / "references").glob("initial-*/TOFU_EVAL.json")
-    target = find(str(file), "forget05")
+    target = find(str(file), settings)
     fewer = TofuEvaluation(settings=replace(settings, limit=2), target=target)
     with pytest.raises(DataError, match="of 4 questions of forget05, but trials are asked 2 of forget05"):
         refer(TofuTask(values, fewer, tmp_path))
     content = json.loads(file.read_text())
     del content["model_utility"]
     (tmp_path / "TOFU_EVAL.json").write_text(json.dumps(content))
-    lacking = TofuEvaluation(settings=settings, target=find(str(tmp_path), "forget05"))
+    lacking = TofuEvaluation(settings=settings, target=find(str(tmp_path), settings))
     with pytest.raises(DataError, match="it needs model_utility"):
         refer(TofuTask(values, lacking, tmp_path))
+
+
+def test_a_retain_model_attacked_with_other_questions_is_refused_before_training(
+    trial: tuple[Any, Scoring, Path], toy: tuple[dict[str, Any], TofuSettings, Path], tmp_path: Path
+) -> None:
+    values, settings, folder = toy
+    (file,) = (folder / "references").glob("initial-*/TOFU_EVAL.json")
+    how = TofuEvaluation(settings=replace(settings, held_out_questions=1), retain=find(str(file), settings))
+    with pytest.raises(DataError, match=r"had 4 non-members, and those of the trials have 3: .*--held-out-questions"):
+        refer(TofuTask(values, how, tmp_path))
