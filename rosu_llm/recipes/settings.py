@@ -22,7 +22,7 @@ from ..files import parse_yaml
 from ..geometry.methods.registry import OPTIONS, find_rule
 from ..losses import LOSSES
 from ..representation.config import RepresentationConfig
-from ..training.config import NAMES, ROSUConfig
+from ..training.config import FOLLOWING, NAMES, ROSUConfig
 from ..training.presets import PRESETS, with_named_loss
 from ..training.values import coerce
 
@@ -192,16 +192,20 @@ def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the preset that the values name, and over them the values themselves.
 
-    Of another method than the preset's, options that it does not have are left out.
+    Of another method than the preset's, options that it does not have are left out; so is what follows the weights
+    where targets do not.
     """
     name = values.get("preset")
     if name in (None, "none"):
         return dict(values)
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     rule = find_rule(str(with_named_loss(values).get("method", PRESETS[name]["method"])))
     own = OPTIONS if rule is None else rule.options()
-    return {**{key: value for key, value in PRESETS[name].items() if key in own or key not in OPTIONS}, **values}
+    chosen = {key: value for key, value in PRESETS[name].items() if key in own or key not in OPTIONS}
+    if values.get("forget_until", FOLLOWING[0]) not in FOLLOWING:
+        chosen.pop("forget_refresh", None)
+    return {**chosen, **values}
 
 
 def build(values: Mapping[str, Any]) -> Recipe:

@@ -49,7 +49,7 @@ class Budget(TrainerCallback):
         self._note: dict[str, Tensor] = {}
         self.initial: float | None = None
         self.returns = 0
-        self.noted_at = 0
+        self.noted_at = self.returned_at = 0
 
     def begin(self, step: UnlearningStep) -> None:
         """Before the first step of a run or of its continuation."""
@@ -100,6 +100,7 @@ class Budget(TrainerCallback):
             return control
         self.returns += 1
         self._go_back()
+        self.returned_at = state.global_step
         where = f"step {state.global_step}: {self._told(rise)}, back to step {self.noted_at}"
         if self.returns > self._settings.budget_tries:
             logger.warning("%s, and stop: the budget was exceeded %d times.", where, self.returns)
@@ -142,7 +143,8 @@ class Budget(TrainerCallback):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint says of it, beside the note."""
-        return {"initial": self.initial, "returns": self.returns, "noted_at": self.noted_at}
+        names = ("initial", "returns", "noted_at", "returned_at")
+        return {name: getattr(self, name) for name in names}
 
     def save(self, folder: Path, rank: int) -> None:
         """Write the note of this process."""
@@ -154,10 +156,12 @@ class Budget(TrainerCallback):
 
         A second training of one model is measured by what was before the first, but not where a ``new_model`` is made.
         """
-        self._step, self._note, self.returns, self.noted_at = None, {}, 0, 0
+        self._step, self._note = None, {}
+        self.returns = self.noted_at = self.returned_at = 0
         if checkpoint is not None:
             self._note = load_file(part_of(checkpoint, NOTE_FILE.format(rank=rank), "a budget"))
-            self.initial, self.returns, self.noted_at = known["initial"], known["returns"], known["noted_at"]
+            for name in self.state().keys() & known.keys():
+                setattr(self, name, known[name])
         elif new_model:
             self.initial = None
 

@@ -28,6 +28,8 @@ from .values import coerce
 REDUCTIONS = ("window_tokens", "micro_mean")
 #: Where the targets of bounded forgetting may come from, and what they may be of.
 SOURCES = ("holdout", "base", "alternates")
+#: Those that change with the weights.
+FOLLOWING = ("holdout", "alternates")
 #: Those with a target for every token.
 TOKEN_LEVELS = ("token", "both")
 LEVELS = ("sequence", *TOKEN_LEVELS)
@@ -400,6 +402,11 @@ class MethodArguments:
         if self.forget_refresh < 0:
             raise ConfigError(
                 f"forget_refresh={self.forget_refresh!r} must be at least 1 step, or 0 to measure the targets once."
+            )
+        if self.forget_refresh and until not in FOLLOWING:
+            raise ConfigError(
+                f"forget_refresh={self.forget_refresh!r} measures targets anew, and those of forget_until={until!r} do "
+                f"not follow the weights: use {' or '.join(map(repr, FOLLOWING))}, or forget_refresh=0."
             )
         if until == "off":
             if self.forget_beyond != "leave":

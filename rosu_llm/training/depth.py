@@ -82,6 +82,7 @@ class Bound:
         As for references: a second training goes on from the first one's weights, which say nothing about unseen data
         any more, but not where a ``new_model`` is made for it. ``start`` is the checkpoint's :attr:`Depth.start`.
         """
+        self._near = {}  # the held-out samples may be others
         if checkpoint is None and not new_model:
             return
         self.targets, self.depth.start = SampleValues(), start
@@ -89,10 +90,13 @@ class Bound:
             until = f"forget_until={self._settings.forget_until!r}"
             self.targets = SampleValues.load(part_of(checkpoint, TARGETS_FILE, until))
 
-    def compute(self, model: nn.Module, unseen: Unseen, step: int) -> None:
-        """The targets under the weights the model has now, unless they are known and not due again at this ``step``."""
+    def compute(self, model: nn.Module, unseen: Unseen, step: int, *, returned: bool = False) -> None:
+        """The targets under the weights the model has now, unless they are known and not due again at this ``step``.
+
+        They are due, too, where the run has ``returned`` to earlier weights.
+        """
         until, every = self._settings.forget_until, self._settings.forget_refresh
-        due = every > 0 and until != "base" and step % every == 0
+        due = every > 0 and (returned or step % every == 0)
         if not self.measured or (self.targets.values and not due):
             return
         measure = {"holdout": self._holdout, "base": self._base, "alternates": self._alternates}

@@ -211,7 +211,9 @@ class Measuring(Base):  # type: ignore[misc]
             base=lambda: load_base(self._base_model).to(self.args.device),
         )
         with self.compute_loss_context_manager():
-            bound.compute(model, unseen, self.state.global_step)
+            step = self.state.global_step
+            returned = self._budget is not None and self._budget.returned_at == step > 0
+            bound.compute(model, unseen, step, returned=returned)
 
     def _distance_to_targets(self) -> float:
         """Mean |T − ℓ| over all forget samples."""

@@ -10,7 +10,14 @@ from ..geometry import METHODS
 from ..losses import LOSSES
 
 #: Settings with which nothing besides the method's own data is measured.
-WITHOUT_UNSEEN: Mapping[str, Any] = {"calibrate": "off", "forget_until": "off", "budget": None}
+WITHOUT_UNSEEN: Mapping[str, Any] = {
+    "calibrate": "off",
+    "forget_until": "off",
+    "forget_beyond": "leave",
+    "forget_refresh": 0,
+    "keep_best": "off",
+    "budget": None,
+}
 
 #: What turns any method into its bounded form: every answer and every token up to the level of unseen data.
 BOUND: Mapping[str, Any] = {

@@ -13,7 +13,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from rosu_llm import ROSUConfig
 from rosu_llm.errors import ConfigError
 from rosu_llm.recipes.settings import RunArguments, build, read_config, read_flags
-from rosu_llm.training.presets import PRESETS
+from rosu_llm.training.presets import PRESETS, WITHOUT_UNSEEN
 from tests.conftest import ROOT
 
 
@@ -350,5 +350,15 @@ def test_the_recommended_preset_is_the_papers_but_for_its_depth() -> None:
 
 
 def test_an_unknown_preset_comes_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="Unknown preset 'papers': it is not one of paper, recommended, small"):
-        build({"preset": "papers", "output_dir": "unused"})
+    for name in ("papers", ["papers"]):
+        with pytest.raises(ConfigError, match=r"Unknown preset .*papers.*: it is not one of paper, recommended, small"):
+            build({"preset": name, "output_dir": "unused"})
+
+
+@pytest.mark.parametrize("own", [{"forget_beyond": "return"}, {"forget_refresh": 5}, {"keep_best": "depth"}])
+def test_nothing_that_needs_unseen_data_is_left_where_it_is_left_out(own: dict[str, Any]) -> None:
+    """For measurements of the model alone, from any recipe."""
+    values = {**PRESETS["recommended"], "budget": 0.1, **own, "output_dir": "unused"}
+    assert build(values).config.forget_until == "holdout"
+    config = build({**values, **WITHOUT_UNSEEN}).config
+    assert (config.forget_until, config.budget, config.calibrate) == ("off", None, "off")

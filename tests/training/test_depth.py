@@ -23,7 +23,9 @@ ALTERNATES = [samples(2, seed=100 + i) for i in range(len(FORGET))]
 
 
 def trainer(folder: Path, *, model: Any = None, **settings: Any) -> ROSUTrainer:
-    own = {key: settings.pop(key, None) for key in ("alternates_dataset", "base_model", "peft_config")}
+    own = {
+        key: settings.pop(key, None) for key in ("alternates_dataset", "base_model", "budget_dataset", "peft_config")
+    }
     own["holdout_dataset"] = settings.pop("holdout_dataset", HOLDOUT)
     data = ForgetRetainDataset(FORGET, RETAIN)
     return ROSUTrainer(model or tiny_llama(), config(folder, **settings), train_dataset=data, **own)
@@ -172,11 +174,55 @@ def test_refreshed_targets_are_those_of_a_run_that_begins_there(
     assert seen[0] == seen[2] != seen[3] == seen[5] != seen[6] == seen[7]
 
 
-@pytest.mark.parametrize("until", ["base", 4.5])
-def test_targets_that_do_not_depend_on_the_weights_stay(until: Any, tmp_path: Path) -> None:
-    base = tiny_llama(7) if until == "base" else None
-    plain = weights(trainer(tmp_path / "a", forget_until=until, base_model=base))
-    assert torch.equal(weights(trainer(tmp_path / "b", forget_until=until, base_model=base, forget_refresh=1)), plain)
+@pytest.mark.parametrize("until", ["off", "base", 4.5])
+def test_targets_that_do_not_follow_the_weights_are_not_refreshed(until: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="use 'holdout' or 'alternates', or forget_refresh=0"):
+        trainer(tmp_path, forget_until=until, base_model=tiny_llama(7), forget_refresh=5)
+
+
+def test_a_run_that_goes_back_measures_its_targets_anew(tmp_path: Path) -> None:
+    """The look after step 4 returns to step 2: the next step has targets of those weights, also when resumed there."""
+    settings: dict[str, Any] = {"forget_until": "holdout", "forget_refresh": 3, "budget": 0.5, "budget_every": 2}
+    settings |= {"budget_dataset": RETAIN, "max_steps": 5, "learning_rate": 1e-2, "forget_draw": False}
+    settings |= {"save_strategy": "steps", "save_steps": 4}
+    found = []
+    for checkpoint in (None, str(tmp_path / "checkpoint-4")):
+        t = trainer(tmp_path, **settings)
+        recorded = Recorded()
+        t.add_callback(recorded)
+        assert t._budget is not None and t._bound is not None
+        looks = iter([1.0, 1.1, 2.0])
+        t._budget._measure = lambda looks=looks: next(looks)  # type: ignore[misc]
+        t.train(resume_from_checkpoint=checkpoint)
+        assert t._budget.returned_at == 4
+        found.append(t._bound.targets.values)
+        if checkpoint is None:
+            model = tiny_llama()
+            torch.nn.utils.vector_to_parameters(recorded.weights[2].clone(), model.parameters())
+            fresh = trainer(tmp_path / "fresh", model=model, forget_until="holdout", forget_draw=False, max_steps=1)
+            fresh.train()
+            assert fresh._bound is not None
+            found.append(fresh._bound.targets.values)
+    whole, truth, resumed = found
+    assert resumed == whole
+    for key, values in truth.items():
+        assert whole[key] == pytest.approx(values, rel=1e-6)
+
+
+def test_a_second_training_looks_for_similar_samples_among_its_own(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"forget_until": "holdout", "forget_level": "token", "forget_refresh": 1, "max_steps": 1}
+    t = trainer(tmp_path / "a", **settings)
+    t.train()
+    weights_then = flat(t.model.parameters())
+    t._holdout = t._holdout[:2]
+    t.train()
+    model = tiny_llama()
+    torch.nn.utils.vector_to_parameters(weights_then.clone(), model.parameters())
+    fresh = trainer(tmp_path / "b", model=model, **{**settings, "holdout_dataset": HOLDOUT[:2]})
+    fresh.train()
+    assert t._bound is not None and fresh._bound is not None
+    for key, values in fresh._bound.targets.values.items():
+        assert t._bound.targets.values[key] == pytest.approx(values, rel=1e-6)
 
 
 def test_the_draw_follows_the_seed() -> None:
