@@ -3,8 +3,9 @@
 Every so many steps data that takes no part in training is measured: how far its loss has risen, or how far the model's
 next-token distributions have moved from the initial ones (:mod:`rosu_llm.training.drift`). Inside the budget the
 weights and the optimizer's state are noted; outside they return to the last note, and from then on first the pull and
-then the learning rate is halved. After a number of such returns the run stops with the noted weights. The note travels
-with the checkpoints, so that a resumed run returns to the same bits.
+then the learning rate is halved. After a number of such returns the run stops with the noted weights. The last step is
+looked at in any case, so no run ends outside. The note travels with the checkpoints, so that a resumed run returns to
+the same bits.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: One file for each process that holds a part of its own.
 NOTE_FILE = "rosu_budget_{rank}.safetensors"
+_NUMBERS = (int, float)
 
 
 class Budget(TrainerCallback):
@@ -47,6 +49,10 @@ class Budget(TrainerCallback):
         self._absolute = settings.budget_measure == "kl"
         self._step: UnlearningStep | None = None
         self._note: dict[str, Tensor] = {}
+        self._looked_at = 0
+        #: Numbers of the optimizer's state, which belong to the note; and the rise there.
+        self.numbers: dict[str, float] = {}
+        self.noted_rise = 0.0
         self.initial: float | None = None
         self.returns = 0
         self.noted_at = self.returned_at = 0
@@ -75,7 +81,7 @@ class Budget(TrainerCallback):
                 f"budget={budget} is exceeded before the first step: after an earlier training of this model "
                 f"{self._told(rise)}. Start from the model as it was, or raise the budget."
             )
-        self._take_note(0)
+        self._take_note(0, rise)
 
     def _rise(self, value: float) -> float:
         """What counts against the budget: the KL itself, or the relative rise of the loss."""
@@ -88,25 +94,19 @@ class Budget(TrainerCallback):
         return f"the budget loss rose by {rise:.1%}"
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Look at the budget data if it is due."""
-        if state.global_step % self._settings.budget_every or self._step is None:
+        """Look at the budget data if it is due, and go back where it is exceeded."""
+        last = state.global_step >= state.max_steps
+        if self._step is None or (state.global_step % self._settings.budget_every and not last):
             return control
-        assert self._settings.budget is not None
-        value = self._measure()
-        rise, name = self._rise(value), "budget/kl" if self._absolute else "budget/loss"
-        self._log({name: value, "budget/rise": rise, "budget/returns": float(self.returns)})
-        if rise <= self._settings.budget:
-            self._take_note(state.global_step)
+        where = self._look(state.global_step)
+        if not where:
             return control
-        self.returns += 1
-        self._go_back()
-        self.returned_at = state.global_step
-        where = f"step {state.global_step}: {self._told(rise)}, back to step {self.noted_at}"
-        if self.returns > self._settings.budget_tries:
+        if last:
+            logger.warning("%s, and end there.", where)
+        elif self.returns > self._settings.budget_tries:
             logger.warning("%s, and stop: the budget was exceeded %d times.", where, self.returns)
             control.should_training_stop = True
-            return control
-        if self.returns % 2 and self._step.rule.pulls:
+        elif self.returns % 2 and self._step.rule.pulls:
             self._step.pull_scale *= 0.5
             logger.warning("%s; the pull is now %g of what it was.", where, self._step.pull_scale)
         else:
@@ -114,10 +114,31 @@ class Budget(TrainerCallback):
             logger.warning("%s; the learning rate is halved.", where)
         return control
 
-    def _take_note(self, at: int) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at the last step of a run that something else has stopped."""
+        if self._step is not None and self._looked_at != state.global_step and (where := self._look(state.global_step)):
+            logger.warning("%s, and end there.", where)
+
+    def _look(self, at: int) -> str:
+        """Note the weights if they are inside the budget; else go back, and return what is to be told of it."""
+        assert self._settings.budget is not None
+        value, self._looked_at = self._measure(), at
+        rise, name = self._rise(value), "budget/kl" if self._absolute else "budget/loss"
+        outside = not rise <= self._settings.budget
+        if outside:
+            self.returns += 1
+            self._go_back()
+            self.returned_at = at
+        else:
+            self._take_note(at, rise)
+        self._log({name: value, "budget/rise": rise, "budget/returns": float(self.returns)})
+        return f"step {at}: {self._told(rise)}, back to step {self.noted_at}" if outside else ""
+
+    def _take_note(self, at: int, rise: float) -> None:
         assert self._step is not None
         self._note = {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
-        self.noted_at = at
+        self.numbers = {name: own[key] for name, own, key in self._counts()}
+        self.noted_at, self.noted_rise = at, rise
 
     @torch.no_grad()
     def _go_back(self) -> None:
@@ -127,6 +148,8 @@ class Budget(TrainerCallback):
             state.clear()
         for name, value in self._tensors().items():
             value.copy_(self._note[name])
+        for name, own, key in self._counts():
+            own[key] = self.numbers[name]
         self._step.space.weights_changed()
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -139,11 +162,17 @@ class Budget(TrainerCallback):
                     found[f"state.{i}.{name}"] = value.to_local() if hasattr(value, "to_local") else value
         return found
 
+    def _counts(self) -> list[tuple[str, dict[str, Any], str]]:
+        """Where the optimizer's state holds numbers of its own, as Adafactor's does: name, state, key."""
+        assert self._step is not None
+        states = enumerate(self._step.optimizer.state.values())
+        return [(f"{i}.{key}", own, key) for i, own in states for key, value in own.items() if type(value) in _NUMBERS]
+
     # -- checkpoints ----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint says of it, beside the note."""
-        names = ("initial", "returns", "noted_at", "returned_at")
+        names = ("initial", "returns", "noted_at", "noted_rise", "returned_at", "numbers")
         return {name: getattr(self, name) for name in names}
 
     def save(self, folder: Path, rank: int) -> None:
@@ -157,11 +186,16 @@ class Budget(TrainerCallback):
         A second training of one model is measured by what was before the first, but not where a ``new_model`` is made.
         """
         self._step, self._note = None, {}
-        self.returns = self.noted_at = self.returned_at = 0
+        self.returns = self.noted_at = self.returned_at = self._looked_at = 0
         if checkpoint is not None:
             self._note = load_file(part_of(checkpoint, NOTE_FILE.format(rank=rank), "a budget"))
             for name in self.state().keys() & known.keys():
                 setattr(self, name, known[name])
+            if self.noted_rise > (budget := float(self._settings.budget or 0.0)):
+                raise ConfigError(
+                    f"budget={budget} is exceeded by what {checkpoint} would go back to: at step {self.noted_at} "
+                    f"{self._told(self.noted_rise)}. Raise the budget, or start anew with this one."
+                )
         elif new_model:
             self.initial = None
 

@@ -29,9 +29,8 @@ class Watch(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.weights.append(flat(kwargs["model"].parameters()))
         optimizer = kwargs["optimizer"]
-        self.moments.append(
-            flat(own["exp_avg"] for own in optimizer.state.values()) if optimizer.state else torch.zeros(1)
-        )
+        moments = [own["exp_avg"] for own in optimizer.state.values() if "exp_avg" in own]
+        self.moments.append(flat(moments) if moments else torch.zeros(1))
         self.rates.append(optimizer.param_groups[0]["lr"])
 
 
@@ -103,6 +102,74 @@ def test_resuming_between_looks_reproduces_the_run(tmp_path: Path) -> None:
     assert whole._budget is not None and again._budget is not None
     assert again._budget.state() == whole._budget.state()
     assert whole._budget.returns > 0
+
+
+def test_a_method_without_a_pull_learns_more_slowly_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    t, watch = trainer(tmp_path, method="graddiff", budget=0.5, budget_tries=2, learning_rate=5e-2)
+    assert t._budget is not None
+    looks = iter([1.0, 2.0, 2.0, 2.0])
+    t._budget._measure = lambda: next(looks)
+    with caplog.at_level(logging.WARNING):
+        t.train()
+    assert watch.rates == [0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125]
+    assert "the pull is now" not in caplog.text
+
+
+@pytest.mark.parametrize(("every", "steps"), [(50, 4), (3, 4), (2, 4)])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_no_run_ends_outside_the_budget(every: int, steps: int, stopped: bool, tmp_path: Path) -> None:
+    """Whether the last step is due or not, and whoever ends the run."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == steps
+
+    t, watch = trainer(tmp_path, budget=0.5, budget_every=every, max_steps=steps + 3 if stopped else steps)
+    if stopped:
+        t.add_callback(Stop())
+    assert t._budget is not None
+    looks = {0: 1.0, 2: 1.2, 3: 1.3, 4: 2.0}
+    t._budget._measure = lambda: looks[t.state.global_step]
+    t.train()
+    assert t.state.global_step == steps and t._budget.returns == 1
+    inside = {50: 0, 3: 3, 2: 2}[every]
+    assert torch.equal(flat(t.model.parameters()), watch.weights[inside])  # before step inside + 1
+    assert stopped or logs(t)[-1]["budget/returns"] == 1.0
+
+
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_the_closest_weights_are_looked_for_inside_the_budget(every: int, tmp_path: Path) -> None:
+    """The last step comes closer to its targets than any other, and is outside."""
+    settings: dict[str, Any] = {"forget_until": 1e6, "keep_best": "depth", "learning_rate": 1e-2, "method": "ng"}
+    t, watch = trainer(tmp_path, budget=0.5, budget_every=every, max_steps=4, **settings)
+    assert t._budget is not None
+    looks = {0: 1.0, 2: 1.2, 3: 1.3, 4: 2.0}
+    t._budget._measure = lambda: looks[t.state.global_step]
+    t.train()
+    inside = {2: 2, 3: 3, 4: 0}[every]
+    assert torch.equal(flat(t.model.parameters()), watch.weights[inside])
+
+
+def test_numbers_in_the_optimizers_state_return_too(tmp_path: Path) -> None:
+    t, _ = trainer(tmp_path, budget=0.5, max_steps=4, optim="adafactor")
+    assert t._budget is not None
+    looks = iter([1.0, 1.2, 2.0])
+    t._budget._measure = lambda: next(looks)
+    t.train()
+    assert {own["step"] for own in t.optimizer.state.values()} == {2}
+
+
+def test_a_run_is_not_resumed_outside_a_smaller_budget(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
+    t, _ = trainer(tmp_path, budget=0.5, max_steps=4, **settings)
+    assert t._budget is not None
+    looks = iter([1.0, 1.2, 1.4])
+    t._budget._measure = lambda: next(looks)
+    t.train()
+    again, watch = trainer(tmp_path, budget=0.3, **settings)
+    with pytest.raises(ConfigError, match=r"budget=0.3 is exceeded by what .*checkpoint-4 .*: at step 4 .* by 40.0%"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert not watch.weights
 
 
 @pytest.mark.parametrize(
