@@ -26,13 +26,22 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--smoke", action="store_true", help="a toy model and toy data, to see that everything runs")
     options, rest = parser.parse_known_args(argv)
 
+    from ..errors import ConfigError
     from ..files import check_writable
     from ..recipes.run import build_memory
-    from ..recipes.settings import WITHOUT_OUTPUT, build
+    from ..recipes.settings import WITHOUT_OUTPUT, build, read_flags
 
     refuse_several_processes("rosu memory build runs in one process: start it without torchrun or accelerate launch.")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     check_writable(options.out.parent, f"--out {options.out}")
+    if options.out.is_dir():
+        raise ConfigError(
+            f"--out {options.out} is a folder: name the file, such as {options.out / 'memory.safetensors'}."
+        )
+    if (asked := read_flags(rest).get("method", "forget_only")) != "forget_only":
+        raise ConfigError(
+            f"--method {asked} reads no stored gradients: leave it out, what is built is for forget_only."
+        )
     values = {**read_settings(options.config, rest), **WITHOUT_OUTPUT, "method": "forget_only", "max_steps": 1}
     values.setdefault("output_dir", "unused")
     if options.smoke:

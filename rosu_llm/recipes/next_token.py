@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch.utils.data import ConcatDataset
+from transformers import AutoTokenizer
 
 from ..compat import dtype_argument, load_causal_model
 from ..data.chat_format import FORMAT_FILE, ChatFormat, find_format, format_json, saved_format
@@ -27,6 +28,9 @@ from .settings import Recipe, RunArguments, parts_needed
 from .third_answers import alternate_samples, check_third, with_third
 
 logger = logging.getLogger(__name__)
+
+#: Retain samples of which two can be set aside for a budget.
+_LEAST_TO_DIVIDE = 4
 
 
 def load(recipe: Recipe) -> Loaded:
@@ -53,8 +57,13 @@ def load(recipe: Recipe) -> Loaded:
     if corpora:
         several, retain = read_corpora(arguments, tokenizer)
         forget = ConcatDataset(several)
-    if retain is None and config.budget is not None and budget is None:
-        raise DataError("budget needs data to look at: without retain_data pass --budget-data FILE.")
+    if config.budget is not None:
+        _check_budget(arguments, retain, budget)
+    trained = [part for part in (forget, retain) if part is not None]
+    for name, part in (("holdout_data", holdout), ("budget_data", budget)):
+        _check_apart(name, part, trained)
+    if config.forget_until == "base":
+        _check_same_words(str(arguments.base_model), tokenizer)
     forget = with_third(forget, recipe, tokenizer, form)
     alternates = alternate_samples(arguments, tokenizer, form) if config.forget_until == "alternates" else None
     if forget is not None and "forget" not in parts_needed(config) and config.should_log:
@@ -69,6 +78,47 @@ def load(recipe: Recipe) -> Loaded:
     for part in (forget, retain, holdout, budget):
         _check_fits(part, model, tokenizer, form, arguments)
     return Loaded(model, tokenizer, forget, retain, holdout, alternates, budget)
+
+
+def _check_budget(arguments: RunArguments, retain: Any, budget: Any) -> None:
+    """Raise if there is too little to look at, or nothing that could be set aside."""
+    if budget is not None and len(budget) < 2:
+        raise DataError(f"budget_data={arguments.budget_data!r} has 1 row: give at least 2, better 50.")
+    if budget is None and retain is None:
+        why = "memory_file stands in for retain_data" if arguments.memory_file else "there is no retain_data"
+        raise DataError(f"budget needs data to look at, and {why}: pass --budget-data FILE.")
+    if budget is None and len(retain) < _LEAST_TO_DIVIDE:
+        raise DataError(
+            f"budget sets some of retain_data aside, and {len(retain)} rows are too few to divide: pass --budget-data "
+            "FILE, or more retain data."
+        )
+
+
+def _check_apart(name: str, part: Any, trained: Sequence[Any]) -> None:
+    """Raise if all samples of ``part``, which training must not see, are among those it learns from."""
+    if part is None:
+        return
+    known = {tuple(sample["input_ids"]) for other in trained for sample in other}
+    shared = sum(tuple(sample["input_ids"]) in known for sample in part)
+    if shared == len(part):
+        raise DataError(f"{name}: all of its {shared} samples are in forget_data or retain_data too. Give others.")
+    if shared:
+        logger.warning("%d of the %d samples of %s are also in forget_data or retain_data.", shared, len(part), name)
+
+
+def _check_same_words(base: str, tokenizer: Any) -> None:
+    """Raise if the base model's tokenizer has other words behind the same numbers; one without is taken as it is."""
+    try:
+        words = AutoTokenizer.from_pretrained(base).get_vocab()
+    except (OSError, ValueError):
+        return
+    ours = {number: word for word, number in tokenizer.get_vocab().items()}
+    other = next((word for word, number in sorted(words.items()) if ours.get(number, word) != word), None)
+    if other is not None:
+        raise ConfigError(
+            f"base_model={base!r} has another vocabulary: its token {words[other]} is {other!r}, and the model's is "
+            f"{ours[words[other]]!r}. Give the model that this one was trained from."
+        )
 
 
 def _check_corpora(recipe: Recipe) -> None:

@@ -30,6 +30,8 @@ from ..training.values import coerce
 COMMAND_OPTIONS = ("config", "accelerate_config", "num_processes", "smoke", "estimate", "requests", "list_settings")
 
 
+#: What presets say of targets, besides where they come from.
+_OF_TARGETS = ("forget_level", "forget_margin", "forget_draw", "forget_beyond")
 #: Settings that a configuration of ``rosu vision`` is recognised by.
 _OF_IMAGES = ("data", "width", "protocol", "pretrain_epochs", "forget_class", "batch_norm")
 
@@ -192,8 +194,8 @@ def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the preset that the values name, and over them the values themselves.
 
-    Of another method than the preset's, options that it does not have are left out; so is what follows the weights
-    where targets do not.
+    Of another method than the preset's, options that it does not have are left out; so is what has no effect with
+    another ``forget_until``.
     """
     name = values.get("preset")
     if name in (None, "none"):
@@ -203,8 +205,9 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     rule = find_rule(str(with_named_loss(values).get("method", PRESETS[name]["method"])))
     own = OPTIONS if rule is None else rule.options()
     chosen = {key: value for key, value in PRESETS[name].items() if key in own or key not in OPTIONS}
-    if values.get("forget_until", FOLLOWING[0]) not in FOLLOWING:
-        chosen.pop("forget_refresh", None)
+    until = values.get("forget_until", FOLLOWING[0])
+    for key in [] if until in FOLLOWING else ["forget_refresh", *(_OF_TARGETS if until in ("off", False) else ())]:
+        chosen.pop(key, None)
     return {**chosen, **values}
 
 

@@ -64,6 +64,11 @@ def alternate_samples(arguments: RunArguments, tokenizer: Any, form: ChatFormat 
         found = listed_alternates(rows, source, arguments.alternates_key, arguments.question_key)
         for number, ((_, answer), own) in enumerate(zip(asked, found, strict=True), 1):
             check_differs([other for _, other in own], answer, f"Row {number} of {source!r}")
+    elif arguments.retain_data is None:
+        raise DataError(
+            "forget_until: alternates without retain_data has no other answers to compare with: name the field that "
+            "lists them (--alternates-key perturbed_answer), or a file of them (--alternates FILE)."
+        )
     else:
         found = nearest_alternates(asked, _pairs(arguments, arguments.retain_data))
     return _encoded(found, arguments, tokenizer, form)

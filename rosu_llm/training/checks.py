@@ -6,9 +6,11 @@ that is no causal language model, an optimizer that steps inside the passes.
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from .window import PARTS
 
 #: Attention that can be differentiated twice (sdpa by its plain kernel).
 _TWICE = ("eager", "sdpa")
+
+logger = logging.getLogger(__name__)
 
 
 def check_handed_over(kwargs: Mapping[str, Any], *, persistent: bool) -> None:
@@ -41,6 +45,21 @@ def check_handed_over(kwargs: Mapping[str, Any], *, persistent: bool) -> None:
                 f"{name} would never be called: of pairs only eval_loss and eval_forget_loss are computed. Leave it "
                 "out, or give plain samples as eval_dataset."
             )
+
+
+def tell_what_is_idle(settings: MethodArguments) -> None:
+    """Name settings that were given and do nothing, because another one is as it is."""
+    needs = {
+        ("forget_level", "forget_margin", "forget_draw"): ("forget_until", settings.forget_until == "off"),
+        ("budget_tries",): ("budget", settings.budget is None),
+        ("budget_every",): ("budget", settings.budget is None and settings.keep_best == "off"),
+        ("rho_share",): ("rho", settings.rho != "auto"),
+    }
+    usual = {f.name: f.default for f in fields(MethodArguments)}
+    for names, (other, idle) in needs.items():
+        for name in names:
+            if idle and (value := getattr(settings, name)) != usual[name]:
+                logger.warning("%s=%r has no effect with %s=%r.", name, value, other, getattr(settings, other))
 
 
 def is_indexable(samples: Any) -> bool:

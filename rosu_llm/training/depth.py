@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..compat import dtype_argument, load_causal_model, loading_whole
@@ -167,8 +168,11 @@ def load_base(model: Any) -> Any:
     """The base model in float32 by its name or folder; one that is loaded already stays as it is."""
     if not isinstance(model, str):
         return model
-    with loading_whole():
-        return load_causal_model(model, **dtype_argument(torch.float32))
+    try:
+        with loading_whole():
+            return load_causal_model(model, **dtype_argument(torch.float32))
+    except (ConfigError, OSError, SafetensorError, ValueError) as error:
+        raise ConfigError(f"base_model={model!r} could not be loaded: {one_line(error)[:300]}") from error
 
 
 def check_base(base: Any, model: Any) -> None:
@@ -194,8 +198,9 @@ def check_base(base: Any, model: Any) -> None:
             )
     own, other = (getattr(of, "vocab_size", None) for of in (getattr(model, "config", None), config))
     if None not in (own, other) and own != other:
+        named = f"base_model={base!r}" if isinstance(base, str) else "base_model"
         raise ConfigError(
-            f"base_model has a vocabulary of {other} tokens and the model one of {own}: the same token ids mean other "
+            f"{named} has a vocabulary of {other} tokens and the model one of {own}: the same token ids mean other "
             "text there. Give the model that this one was trained from."
         )
 
@@ -232,9 +237,10 @@ class _Tokens:
 
 
 def _tokens(batch: Batch) -> Iterator[tuple[str, _Tokens]]:
-    for key, ids, labels in zip(sample_keys(batch), batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+    rows = (batch[name].tolist() for name in ("input_ids", "attention_mask", "labels"))
+    for key, ids, there, labels in zip(sample_keys(batch), *rows, strict=True):
         answer = tuple(token for token in labels[1:] if token != IGNORE)
-        yield key, _Tokens(frozenset(ids), answer)
+        yield key, _Tokens(frozenset(token for token, real in zip(ids, there, strict=True) if real), answer)
 
 
 def counterparts(answer: Sequence[int], other: Sequence[int], losses: Sequence[float]) -> list[float]:

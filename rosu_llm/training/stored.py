@@ -62,8 +62,11 @@ def write_stored(memory: Mapping[str, Sequence[Tensor]], names: Sequence[str], p
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    save_file(tensors, partial, metadata={"kind": KIND, "about": json.dumps(about)})
-    partial.replace(path)
+    try:
+        save_file(tensors, partial, metadata={"kind": KIND, "about": json.dumps(about)})
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_stored(path: str, parameters: Mapping[str, nn.Parameter], count: int) -> dict[str, list[Tensor]]:

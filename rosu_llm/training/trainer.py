@@ -45,6 +45,7 @@ from .checks import (
     check_optimizer,
     check_room,
     check_second_derivatives,
+    tell_what_is_idle,
 )
 from .chosen import train_only
 from .config import MethodArguments, ROSUConfig
@@ -149,6 +150,7 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
     ) -> None:
         args, settings = self._take_settings(args, method_args)
         check_training_arguments(args)
+        tell_what_is_idle(settings)
         check_handed_over(kwargs, persistent=bool(getattr(args, "dataloader_persistent_workers", False)))
         self._holdout, self._alternates, self._base_model = holdout_dataset, alternates_dataset, base_model
         self._budget_data, self._memory_data, self._memory_file = budget_dataset, memory_dataset, memory_file
@@ -375,7 +377,16 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         )
         self._add_metrics(step.logs(outcome))
         if self._bound is not None:
-            self._add_metrics(self._bound.depth.logs(self.mean_over_ranks))
+            depth = self._bound.depth.logs(self.mean_over_ranks)
+            self._add_metrics(depth)
+            if self.state.global_step == 0 and depth.get("depth/remaining") == 0.0:
+                logger.warning(
+                    "All forget samples of the first step are at their targets already (loss %.3g, target %.3g), so "
+                    "that it forgets nothing: does forget_until=%r look at what the model has never seen?",
+                    depth["depth/loss"],
+                    depth["depth/target"],
+                    self.method_args.forget_until,
+                )
         if self.layout == "zero" and step.sweep is None and step.space.step(self.raw_optimizer()):
             self._after_optimizer_step()
         return outcome

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rosu_llm.cli.main import main
 from rosu_llm.data.chat_format import FORMAT_FILE
+from rosu_llm.experiments.demo.world import word_tokenizer
 from rosu_llm.recipes.prepare import load
 from rosu_llm.recipes.settings import build
 from tests.models import tiny_llama
@@ -194,3 +195,82 @@ def test_chat_templates_that_cannot_be_used(
     at = flags.index("--chat-format")
     error = refusal([*flags[:at], *flags[at + 2 :]], capsys)
     assert message in error and "pass --chat-format" in error
+
+
+# -- what sets the level, and what is watched --------------------------------------------------------------
+
+
+@pytest.fixture
+def places(world: World, tmp_path: Path) -> dict[str, str]:
+    """Sources, and base models: one with other words behind its numbers, one that is not whole."""
+    forget, retain = f"{world.data}:forget10", f"{world.data}:full"
+    other, broken = tmp_path / "other", tmp_path / "broken"
+    for folder in (other, broken):
+        tiny_llama(vocab_size=len(world.tokenizer)).save_pretrained(folder)
+    words = sorted(world.tokenizer.get_vocab(), key=world.tokenizer.get_vocab().__getitem__)
+    word_tokenizer(words[:3:-1]).save_pretrained(other)
+    (broken / "model.safetensors").write_bytes(b"not whole")
+    return {"forget": forget, "retain": retain, "other": str(other), "broken": str(broken)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"forget_until": "holdout", "holdout_data": "{forget}"},
+            "holdout_data: all of its 5 samples are in forget_data",
+        ),
+        ({"forget_until": "holdout", "holdout_data": "{retain}[1:3]"}, "holdout_data: all of its 2 samples are in"),
+        ({"budget": 0.1, "budget_data": "{retain}"}, "budget_data: all of its 5 samples are in forget_data or retain"),
+        ({"budget": 0.1, "budget_data": "{forget}[:1]"}, "forget10[:1]' has 1 row: give at least 2"),
+        ({"budget": 0.1, "limit": 3}, "3 rows are too few to divide: pass --budget-data FILE"),
+        ({"budget": 0.1, "method": "forget_only", "memory_file": "x"}, "memory_file stands in for retain_data: pass"),
+        ({"forget_until": "base", "base_model": "{other}"}, "has another vocabulary: its token"),
+        ({"forget_until": "base", "base_model": "{broken}"}, "base_model="),
+        (
+            {"forget_until": "alternates", "retain_data": None, "method": "forget_only", "memory_file": "x"},
+            "--alternates-key perturbed_answer",
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_unseen_data_that_is_none_is_refused(
+    changes: dict[str, Any],
+    message: str,
+    world: World,
+    places: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = {name: value.format(**places) if isinstance(value, str) else value for name, value in changes.items()}
+    settings = world.settings(tmp_path / "out", **{"method": "rosu", "forget_data": places["forget"], **given})
+    named = {name: value for name, value in settings.items() if value is not None}
+    flags = [word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    error = refusal(flags, capsys)
+    assert message in error, error
+    assert not [*(tmp_path / "out").glob("*.safetensors")]
+
+
+def test_some_seen_samples_among_unseen_ones_are_counted(
+    world: World, places: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [json.loads(line) for name in ("forget10", "full") for line in (world.data / f"{name}.json").open()]
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text("".join(json.dumps({**row, "question": f"{row['question']} ?"}) + "\n" for row in rows[:4]))
+    with mixed.open("a") as file:
+        file.write(json.dumps(rows[0]) + "\n")
+    own = {"method": "rosu", "forget_data": places["forget"], "forget_until": "holdout", "holdout_data": str(mixed)}
+    load(build(world.settings(tmp_path / "out", **own)))
+    assert "1 of the 5 samples of holdout_data are also in forget_data or retain_data" in caplog.text
+
+
+def test_a_memory_that_could_not_be_written_or_used_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags, message in (
+        (["--out", str(tmp_path)], "is a folder: name the file, such as"),
+        (["--out", str(tmp_path / "m.safetensors"), "--method", "rosu"], "--method rosu reads no stored gradients"),
+    ):
+        assert main(["memory", "build", "--smoke", *flags]) == 2
+        assert message in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]

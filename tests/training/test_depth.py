@@ -11,10 +11,14 @@ import torch
 from transformers import TrainerCallback
 
 from rosu_llm import ForgetRetainDataset, ROSUTrainer
+from rosu_llm.data.alternates import nearest_alternates
 from rosu_llm.errors import ConfigError, DataError
 from rosu_llm.losses.reference import sample_keys
+from rosu_llm.recipes.prepare import prepare
+from rosu_llm.recipes.settings import build
 from rosu_llm.space import LocalSpace
-from rosu_llm.training.depth import drawn
+from rosu_llm.toys import toy_values
+from rosu_llm.training.depth import counterparts, drawn
 from tests.losses import naive
 from tests.models import flat, samples, tiny_llama
 from tests.training.test_trainer import FORGET, HOLDOUT, RETAIN, config, logs
@@ -392,6 +396,119 @@ def test_a_forget_sample_without_an_answer_takes_no_part(tmp_path: Path) -> None
         t = ROSUTrainer(tiny_llama(), made, train_dataset=data, base_model=tiny_llama(7))
         t.train()
         assert all("depth/reached" in entry for entry in logs(t))
+
+
+def test_where_nothing_is_left_to_forget_a_run_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As with a base model that has learned the data, too."""
+    same = trainer(tmp_path / "a", forget_until="base", base_model=tiny_llama(), max_steps=2)
+    for t, said in ((trainer(tmp_path / "b", forget_until=1e6, max_steps=2), 0), (same, 1)):
+        caplog.clear()
+        t.train()
+        assert caplog.text.count("at their targets already") == said
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"forget_level": "token"}, "forget_level='token' has no effect with forget_until='off'"),
+        ({"forget_margin": 2.0}, "forget_margin=2.0 has no effect with forget_until='off'"),
+        ({"budget_every": 5}, "budget_every=5 has no effect with budget=None"),
+        ({"budget_tries": 5}, "budget_tries=5 has no effect with budget=None"),
+        ({"rho_share": 0.2}, "rho_share=0.2 has no effect with rho=0.4"),
+        ({"forget_until": 2.0, "keep_best": "depth", "budget_every": 5, "forget_level": "token"}, ""),
+    ],
+)
+def test_settings_that_do_nothing_are_named(
+    settings: dict[str, Any], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer(tmp_path, **settings)
+    assert message in caplog.text and ("no effect" in caplog.text) == bool(message)
+
+
+# -- against loops that share nothing with the code -----------------------------------------------
+
+
+def naive_alignment(other: list[int], answer: list[int]) -> list[tuple[str, list[int], list[int]]]:
+    """Ratcliff and Obershelp: the longest common run, the earliest of several, then the same on both sides of it."""
+    best = (0, 0, 0)
+    for i in range(len(other)):
+        for j in range(len(answer)):
+            size = 0
+            while i + size < len(other) and j + size < len(answer) and other[i + size] == answer[j + size]:
+                size += 1
+            if size > best[0]:
+                best = (size, i, j)
+    size, i, j = best
+    if not size:
+        return [("else", list(range(len(other))), list(range(len(answer))))]
+    left, right = naive_alignment(other[:i], answer[:j]), naive_alignment(other[i + size :], answer[j + size :])
+    right = [(kind, [i + size + at for at in a], [j + size + at for at in b]) for kind, a, b in right]
+    return [*left, ("same", list(range(i, i + size)), list(range(j, j + size))), *right]
+
+
+def naive_counterparts(answer: list[int], other: list[int], losses: list[float]) -> list[float]:
+    values = [float(np.mean(losses))] * len(answer)
+    for kind, theirs, own in naive_alignment(other, answer):
+        for at, position in enumerate(own):
+            if kind == "same":
+                values[position] = losses[theirs[at]]
+            elif theirs:
+                values[position] = float(np.mean([losses[i] for i in theirs]))
+    return values
+
+
+def test_every_token_gets_the_loss_of_what_stands_in_its_place() -> None:
+    values = counterparts([1, 7, 2, 3, 8, 9], [1, 5, 6, 2, 3, 4], [0.1, 2.0, 4.0, 0.2, 0.3, 5.0])
+    assert values == [0.1, 3.0, 0.2, 0.3, 5.0, 5.0]
+    assert counterparts([1, 7, 2], [1, 2], [1.0, 3.0]) == [1.0, 2.0, 3.0]  # nothing there: the mean of all
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        answer, other = (generator.integers(0, 4, generator.integers(1, 9)).tolist() for _ in range(2))
+        losses = generator.random(len(other)).tolist()
+        assert counterparts(answer, other, losses) == pytest.approx(naive_counterparts(answer, other, losses))
+
+
+def test_token_targets_are_those_of_the_five_most_similar_samples(tmp_path: Path) -> None:
+    unseen, model = samples(12, seed=77), tiny_llama()
+    t = trainer(tmp_path, forget_until="holdout", forget_level="token", forget_draw=False, holdout_dataset=unseen)
+    t.args.max_steps = 1
+    t.train()
+    assert t._bound is not None
+    answer_of = [[label for label in s["labels"] if label != -100] for s in unseen]
+    for sample in FORGET:
+        words = set(sample["input_ids"])
+        likeness = [len(words & set(s["input_ids"])) / len(words | set(s["input_ids"])) for s in unseen]
+        near = sorted(range(len(unseen)), key=lambda i, likeness=likeness: (-likeness[i], i))[:5]  # type: ignore[misc]
+        answer = [label for label in sample["labels"] if label != -100]
+        rows = [naive_counterparts(answer, answer_of[i], naive.token_losses(model, unseen[i])) for i in near]
+        (key,) = sample_keys(naive.padded([sample], 14))
+        assert t._bound.targets.values[key] == pytest.approx(np.mean(rows, axis=0), rel=1e-5)  # float32 logits
+
+
+def test_answers_to_similar_questions_stand_in_for_alternates() -> None:
+    forget = [("where was Ada Lark born", "Riga")]
+    retain = [
+        ("what does Ada like", "tea"),
+        ("where was Bo Finch born", "Oslo"),
+        ("who", "Cy"),
+        ("where was Ada Lark born", "Riga"),  # the true answer is no alternate
+        ("where was Dee Wren", "Bonn"),
+        ("where is it", "here"),
+        ("Where WAS born", "Rome"),
+    ]
+    # words shared of all: 3/5, 3/7, 2/7, 1/7, 1/8, 0
+    assert [text for _, text in nearest_alternates(forget, retain)[0]] == ["Rome", "Oslo", "Bonn", "here", "tea"]
+
+
+def test_what_is_set_aside_for_the_budget_is_not_trained_on(tmp_path: Path) -> None:
+    """From a recipe: the trainer's retain samples and its budget samples are all of retain_data, none twice."""
+    values = {**toy_values({}, tmp_path), "budget": 0.1, "output_dir": str(tmp_path / "out")}
+    values.pop("budget_data", None)
+    made = prepare(build(values))
+    trained = [tuple(s["input_ids"]) for s in made.trainer.train_dataset.retain]
+    aside = [tuple(s["input_ids"]) for s in made.trainer._budget_data]
+    assert len(aside) >= 2 and not {*aside} & {*trained}
+    assert sorted([*trained, *aside]) == sorted(tuple(s["input_ids"]) for s in made.loaded.retain)
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(4, 2), (5, 2), (40, 2), (100, 5)])
