@@ -63,6 +63,8 @@ class AutoRadius:
         #: What a resumed run must know: the present ρ, and ‖w‖ at the first step.
         self.rho: float | None = None
         self.size = 0.0
+        #: What the last step had: its ρ, and by which share of it the retain loss rose.
+        self.seen: dict[str, float] = {}
 
     def at(self, weight_norm: Callable[[], float]) -> float:
         """ρ of the step that begins."""
@@ -74,9 +76,13 @@ class AutoRadius:
 
     def observe(self, losses: Mapping[str, float], length: float) -> None:
         """Follow what a δ of the given length did to the retain loss."""
+        self.seen = {}
         if self.rho is None or "surrogate" not in losses or length <= 0.0:
             return
         wanted, rise = self.share * losses["retain"], losses["surrogate"] - losses["retain"]
+        self.seen = {"perturb/rho": self.rho}
+        if losses["retain"] > 0.0:
+            self.seen["perturb/rise"] = rise / losses["retain"]
         fitting = length * sqrt(wanted / rise) if rise > 0.0 and wanted > 0.0 else self.FACTOR * self.rho
         moved = min(max(fitting, self.rho / self.FACTOR), self.rho * self.FACTOR)
         self.rho = min(max(moved, self.LOWEST * self.size), self.HIGHEST * self.size)

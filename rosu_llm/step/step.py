@@ -266,6 +266,8 @@ class UnlearningStep:
     def logs(self, outcome: Outcome) -> dict[str, float]:
         """The numbers of the passes, by the names they are logged under."""
         values = metrics(outcome, self.rule.stabilizer)
+        if self.radius is not None and outcome.inner is not None and not outcome.inner.fallback:
+            values.update(self.radius.seen)
         if self._dampened is not None:
             values["ssd/selected"] = self._dampened.selected / max(1, self._dampened.informed)
             values["ssd/kept"] = self._dampened.kept

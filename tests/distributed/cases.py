@@ -9,7 +9,8 @@ LAYOUTS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 CHECKPOINTING = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 ADAPTER = {"lora": True, "max_steps": 3}
 CALIBRATED = {"calibrate": 5.0, "forget_loss": "npo", "amplify": "optimizer"}
-BOUNDED = {"forget_until": "holdout", "forget_margin": 0.2, "forget_refresh": 2, "rho": "auto"}
+BOUNDED = {"forget_until": "holdout", "forget_margin": 0.2, "forget_refresh": 2, "rho": "auto", "protect": "memory"}
+BOUNDED |= {"forget_level": "both"}
 #: The model before it learned the data is loaded by its name while the layout is set up.
 BASED = {"forget_until": "base", "base": True, "max_steps": 2}
 #: Nothing stays inside: back to the start after the second step, and again after the fourth.

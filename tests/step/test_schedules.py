@@ -145,13 +145,15 @@ def test_the_automatic_radius_finds_the_rise_it_is_told(share: float, scale: flo
         return 0.5 * holder.weight[0] @ curvature @ holder.weight[0]
 
     for _ in range(40):
-        step(lambda: slope @ holder.weight[0], retain)
+        logged = step(lambda: slope @ holder.weight[0], retain)
     r = curvature @ w
     q = slope - (slope @ r) / (r @ r) * r
     u = q / q.norm()
     expected = (2.0 * share * retain().item() / (u @ curvature @ u).item()) ** 0.5
     assert step.radius is not None
     assert step.radius.rho == pytest.approx(expected, rel=1e-6)  # float64 losses differ by rounding
+    assert logged["perturb/rho"] == pytest.approx(expected, rel=1e-6)
+    assert logged["perturb/rise"] == pytest.approx(share, rel=1e-6)
 
 
 def test_the_automatic_radius_moves_by_a_bounded_factor_and_stays_in_its_range() -> None:
