@@ -258,7 +258,7 @@ class Measuring(Base):  # type: ignore[misc]
         try:
             self._store_gradients(step)
             if self.is_world_process_zero():
-                write_stored(step.space.memory, list(self._trained()), Path(path), layout=self.layout)
+                write_stored(step.space.memory, self._trained(), Path(path), layout=self.layout)
         finally:
             step.release()
             self._step = None

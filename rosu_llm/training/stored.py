@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +54,19 @@ def check_layout(layout: str) -> None:
         )
 
 
-def write_stored(memory: Mapping[str, Sequence[Tensor]], names: Sequence[str], path: Path, **about: Any) -> None:
+def write_stored(
+    memory: Mapping[str, Sequence[Tensor]], parameters: Mapping[str, nn.Parameter], path: Path, **about: Any
+) -> None:
     """Write what is stored beside ``path`` and rename; ``about`` is kept as text with it."""
     tensors = {
         f"{slot}.{name}": tensor.detach().cpu().contiguous()
         for slot, own in memory.items()
-        for name, tensor in zip(names, own, strict=True)
+        for name, tensor in zip(parameters, own, strict=True)
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file(tensors, partial, metadata={"kind": KIND, "about": json.dumps(about)})
+        save_file(tensors, partial, metadata={"kind": KIND, "weights": _mark(parameters), "about": json.dumps(about)})
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -78,6 +81,7 @@ def read_stored(path: str, parameters: Mapping[str, nn.Parameter], count: int) -
         with safe_open(Path(path).expanduser(), "pt") as file:
             if (file.metadata() or {}).get("kind") != KIND:
                 raise ConfigError(f"memory_file={path!r} holds no stored gradients: make it with 'rosu memory build'.")
+            mark = (file.metadata() or {}).get("weights")
             known = set(file.keys())
             most = len({key.partition(".")[0] for key in known})
             if count > most:
@@ -95,7 +99,21 @@ def read_stored(path: str, parameters: Mapping[str, nn.Parameter], count: int) -
             f"memory_file={path!r} also holds {strangers[0].partition('.')[2]!r}, which this run does not train: build "
             "it with the same model and adapter."
         )
+    if mark not in (None, _mark(parameters)):
+        raise ConfigError(
+            f"memory_file={path!r} was built on other weights than this run begins with, and gradients say nothing "
+            "elsewhere: build it with this model (for an adapter, with the same seed)."
+        )
     return memory
+
+
+def _mark(parameters: Mapping[str, nn.Parameter]) -> str:
+    """What tells these weights from others: a digest of the first values of each."""
+    digest = sha256()
+    for name, parameter in parameters.items():
+        values = parameter.detach().flatten()[:64].to("cpu", torch.float32)
+        digest.update(f"{name} {tuple(parameter.shape)} {values.tolist()}".encode())
+    return digest.hexdigest()
 
 
 def _slots(keys: set[str]) -> set[str]:

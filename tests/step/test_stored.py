@@ -41,12 +41,12 @@ def test_nothing_stored_is_an_error() -> None:
         step(lambda: loss(model, samples(2, seed=1)))
 
 
-def trainer(folder: Path, data: Any = None, **settings: Any) -> ROSUTrainer:
+def trainer(folder: Path, data: Any = None, seed: int = 0, **settings: Any) -> ROSUTrainer:
     own = {key: settings.pop(key, None) for key in ("memory_dataset", "memory_file")}
     made = config(folder, **{"method": "forget_only", "directions": 3, **settings})
     data = [{"forget": [sample]} for sample in FORGET] if data is None else data
     collator = ForgetRetainCollator()
-    return ROSUTrainer(tiny_llama(dropout=0.1), made, train_dataset=data, data_collator=collator, **own)
+    return ROSUTrainer(tiny_llama(seed, dropout=0.1), made, train_dataset=data, data_collator=collator, **own)
 
 
 def trained(t: ROSUTrainer) -> torch.Tensor:
@@ -63,6 +63,8 @@ def test_data_pairs_and_a_file_give_the_same_bits(tmp_path: Path) -> None:
     builder = trainer(tmp_path / "c", memory_dataset=RETAIN)
     instead_of_training(builder, lambda: builder.write_memory(path))
     assert torch.equal(trained(trainer(tmp_path / "d", memory_file=str(path))), given)
+    with pytest.raises(ConfigError, match="was built on other weights than this run begins with"):
+        trainer(tmp_path / "e", seed=3, memory_file=str(path)).train()
     # independent truth: the parts are every third sample, and dropout is off
     model = tiny_llama().eval()
     rows = RETAIN[1::3]
