@@ -38,8 +38,9 @@ TRAINED: dict[str, dict[str, Any]] = {
     "bounded, automatic radius": {"forget_until": "holdout", "forget_margin": 0.2, "rho": "auto"},
     "bounded by token": {"forget_until": "holdout", "forget_level": "both", "forget_margin": 0.2},
     "calibrated": {"calibrate": "holdout"},
-    "budget": {"budget": 10.0, "budget_every": 2},
-    "budget of KL": {"budget": 10.0, "budget_measure": "kl", "budget_every": 2},
+    # steps 2 and 4 are looked at, as the last one always is
+    "budget": {"budget": 10.0, "budget_every": 2, "max_steps": 4, "watched": 3},
+    "budget of KL": {"budget": 10.0, "budget_measure": "kl", "budget_every": 2, "max_steps": 4, "watched": 3},
     "captures in host memory": {"capture_device": "cpu"},
     "captures in bf16": {"capture_dtype": "bfloat16"},
     "a budget of tokens": {"micro_batch_tokens": 16},

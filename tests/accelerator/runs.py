@@ -50,9 +50,10 @@ def run(case: dict[str, Any], folder: Path) -> None:
 
 
 class Watch(transformers.TrainerCallback):  # type: ignore[misc]
-    """What the device did in the last step of a training; the first ones also set things up."""
+    """What the device did in one step of a training, by default the last; the first ones also set things up."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: int = 0) -> None:
+        self._at = step - 1
         self._events = Events("")
         self._ends: list[Events] = []
 
@@ -71,7 +72,7 @@ class Watch(transformers.TrainerCallback):  # type: ignore[misc]
     def report(self) -> dict[str, Any]:
         if not self._ends:
             return {}
-        step = self._ends[-1].since(self._ends[-2])
+        step = self._ends[self._at].since(self._ends[self._at - 1])
         found = {kind: {"count": step.total(kind), "own": step.total(kind, own=True)} for kind in KINDS}
         for kind, counts in found.items():
             counts |= {"bytes": step.volume(kind), "own bytes": step.volume(kind, own=True)}
@@ -131,7 +132,7 @@ def arguments(case: dict[str, Any], folder: Path, world: int) -> dict[str, Any]:
 def train(case: dict[str, Any], folder: Path) -> None:
     """ROSUTrainer over a window of four samples of each part, however many processes share it."""
     world = case.pop("world", 1)
-    options = {name: case.pop(name, None) for name in ("fault", "where", "lora", "evaluate", "dropout")}
+    options = {name: case.pop(name, None) for name in ("fault", "where", "lora", "evaluate", "dropout", "watched")}
     config = ROSUConfig(**{**arguments(case, folder, world), **case})
     adapter = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM") if options["lora"] else None
     forget: Any = samples(16, seed=1)
@@ -152,7 +153,7 @@ def train(case: dict[str, Any], folder: Path) -> None:
     start = {f"start.{name}": value for name, value in trained_weights(trainer.model).items()}
     forwards = []
     trainer.model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    watch = Watch()
+    watch = Watch(options["watched"] or 0)
     with faulty(options["fault"], options["where"], trainer):
         watch.over(trainer, quiet=config.use_cpu or options["fault"] is not None)
     weights = trained_weights(trainer.model)

@@ -204,7 +204,7 @@ def test_a_run_that_goes_back_measures_its_targets_anew(tmp_path: Path) -> None:
         recorded = Recorded()
         t.add_callback(recorded)
         assert t._budget is not None and t._bound is not None
-        looks = iter([1.0, 1.1, 2.0])
+        looks = iter([1.0, 1.1, 2.0, 1.2])  # the last step is looked at, too
         t._budget._measure = lambda looks=looks: next(looks)  # type: ignore[misc]
         t.train(resume_from_checkpoint=checkpoint)
         assert t._budget.returned_at == 4
