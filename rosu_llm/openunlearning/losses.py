@@ -3,7 +3,7 @@
 Its functions return a mean over the batch of something to be *minimised*. Ours return a sum over units of something to
 be *raised* (``losses/registry.py``), so each is minus their value times the number of units: on one batch the two agree
 exactly, and a window weighs its micro-batches by their units. Losses we have ourselves (nll, npo, simnpo, wga, satimp,
-undial) stay ours. ``dpo`` serves its data sets, which draw another refusal whenever a sample is read, so that no
+odds, undial) stay ours. ``dpo`` serves its data sets, which draw another refusal whenever a sample is read, so that no
 reference can be computed once; where it can, ``idk_dpo`` and ``altpo`` are ours.
 """
 

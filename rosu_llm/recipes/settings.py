@@ -194,17 +194,20 @@ def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the preset that the values name, and over them the values themselves.
 
-    Of another method than the preset's, options that it does not have are left out; so is what has no effect with
-    another ``forget_until``.
+    Of another method than the preset's, options that it does not have and the forget loss are left out; so is what has
+    no effect with another ``forget_until``.
     """
     name = values.get("preset")
     if name in (None, "none"):
         return dict(values)
     if not isinstance(name, str) or name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    rule = find_rule(str(with_named_loss(values).get("method", PRESETS[name]["method"])))
+    preset = PRESETS[name]
+    rule = find_rule(str(with_named_loss(values).get("method", preset["method"])))
     own = OPTIONS if rule is None else rule.options()
-    chosen = {key: value for key, value in PRESETS[name].items() if key in own or key not in OPTIONS}
+    chosen = {key: value for key, value in preset.items() if key in own or key not in OPTIONS}
+    if rule is not find_rule(preset["method"]):
+        chosen.pop("forget_loss", None)
     until = values.get("forget_until", FOLLOWING[0])
     for key in [] if until in FOLLOWING else ["forget_refresh", *(_OF_TARGETS if until in ("off", False) else ())]:
         chosen.pop(key, None)

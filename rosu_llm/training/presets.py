@@ -43,13 +43,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "paper": _PAPER,
     # Ours, for pretrained models: the paper's steps, but what is as unlikely as unseen answers is left alone.
     "recommended": {**_PAPER, **BOUND},
-    # Ours, chosen on the demo for models of its size, trained from scratch: a gentle pull that stays exactly
-    # retain-neutral, and tokens bounded alone, by a level that follows the model.
+    # Ours, chosen on the demo for models of its size, trained from scratch, which know their data by heart: a gentle
+    # pull that stays exactly retain-neutral, on all tokens alike, each bounded alone by a level that follows the model.
     "small": {
         "method": "rosu",
+        "forget_loss": "odds",
         "rho": 0.8,
         "amplify": "matched",
-        "kappa": 0.35,
+        "kappa": 0.15,
         **BOUND,
         "forget_level": "token",
         "forget_refresh": 5,

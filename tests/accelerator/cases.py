@@ -20,7 +20,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "ssd": {"method": "ssd", "ssd_alpha": 1.5},  # of random weights α = 10 selects none
     "npo": {"forget_loss": "npo"},
     "simnpo": {"forget_loss": "simnpo"},
-    **{loss: {"forget_loss": loss} for loss in ("idk_nll", "idk_dpo", "altpo", "undial", "wga", "satimp")},
+    **{loss: {"forget_loss": loss} for loss in ("idk_nll", "idk_dpo", "altpo", "undial", "wga", "satimp", "odds")},
     "kl": {"retain_loss": "kl"},
     "micro means": {"reduction": "micro_mean"},
     "direct": {"amplify": "direct", "beta": 0.01},

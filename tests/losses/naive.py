@@ -128,3 +128,8 @@ def weighted(model: nn.Module, batch: Sequence[Sample], weights: Sequence[float]
 def probabilities(model: nn.Module, batch: Sequence[Sample]) -> list[float]:
     """p of every answer token."""
     return [exp(-x) for s in batch for x in token_losses(model, s)]
+
+
+def odds_against(p: float) -> float:
+    """log((1 − p)/p); beyond p = .99 its tangent there, in −log p."""
+    return log((1.0 - p) / p) if p <= 0.99 else log(0.01 / 0.99) + (log(0.99) - log(p)) / 0.01

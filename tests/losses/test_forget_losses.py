@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log
+from math import exp, expm1, log
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ BATCH = [*samples(5, seed=3), naive.unanswered([9, 8, 7]), naive.first_only([11,
 OTHER = [*samples(4, seed=8), naive.unanswered([4, 5]), *samples(2, seed=9)]
 OPTIONS = {"dpo_beta": 0.7, "undial_beta": 3.0, "wga_beta": 0.5, "satimp_beta1": 2.0, "satimp_beta2": 0.5}
 INITIAL = CleanLM(seed=1).double()
-NAMES = ("idk_nll", "idk_dpo", "altpo", "undial", "wga", "satimp")
+NAMES = ("idk_nll", "idk_dpo", "altpo", "undial", "wga", "satimp", "odds")
 
 
 def weights(name: str, model: nn.Module, batch: Any) -> list[float]:
@@ -39,6 +40,7 @@ TRUTH: dict[str, Callable[[nn.Module, Any, Any], float]] = {
     "undial": lambda model, batch, other: naive.undial(model, batch, INITIAL, 3.0),
     "wga": lambda model, batch, other: naive.weighted(model, batch, weights("wga", model, batch)),
     "satimp": lambda model, batch, other: naive.weighted(model, batch, weights("satimp", model, batch)),
+    "odds": lambda model, batch, other: sum(map(naive.odds_against, naive.probabilities(model, batch))),
 }
 
 
@@ -137,8 +139,22 @@ def test_units_are_refusal_tokens_sequences_and_answer_tokens() -> None:
     assert {name: LOSSES[name].unit for name in NAMES} == {
         "idk_nll": "alternate",
         **dict.fromkeys(("idk_dpo", "altpo"), "sequence"),
-        **dict.fromkeys(("undial", "wga", "satimp"), "token"),
+        **dict.fromkeys(("undial", "wga", "satimp", "odds"), "token"),
     }
+
+
+@pytest.mark.parametrize("start", [1e-12, 1e-6, 1e-3, 0.00999, 0.01001, 0.5, 5.0, 40.0, 200.0])
+def test_odds_move_known_and_unknown_tokens_alike(start: float) -> None:
+    """Along the token's own logit the slope is 1 wherever p < .99, and nowhere more than 100 times that of −log p."""
+    losses = torch.tensor([[start, 0.0]], dtype=torch.float64, requires_grad=True)
+    with mock.patch("rosu_llm.losses.weighted.answer_nll", lambda *_: losses):
+        batch = {"labels": torch.tensor([[-100, 7, -100]])}
+        value = get_loss("odds", "forget").function(nn.Identity(), batch, LossContext())
+    (slope,) = torch.autograd.grad(value, losses)
+    assert float(value) == pytest.approx(naive.odds_against(exp(-start)), rel=1e-9, abs=1e-12)
+    # d(−log p)/d(logit of the token) is 1 − p
+    assert float(slope[0, 0]) * -expm1(-start) == pytest.approx(min(1.0, -expm1(-start) / 0.01), rel=1e-12)
+    assert float(slope[0, 1]) == 0.0
 
 
 def test_dpo_starts_at_log_two_and_prefers_the_alternate() -> None:

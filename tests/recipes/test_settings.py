@@ -344,6 +344,14 @@ def test_a_preset_serves_other_methods(method: str) -> None:
         build({"preset": "recommended", "method": "graddif", "output_dir": "unused"}).config.rule()
 
 
+@pytest.mark.parametrize(("method", "loss"), [("graddiff", "nll"), ("npo", "npo"), ("minmax", "nll"), ("rosu", "odds")])
+def test_the_forget_loss_of_a_preset_belongs_to_its_method(method: str, loss: str) -> None:
+    config = build({"preset": "small", "method": method, "output_dir": "unused"}).config
+    assert (config.forget_loss, config.forget_until) == (loss, "holdout")
+    config = build({"preset": "small", "method": "minmax", "forget_loss": "odds", "output_dir": "unused"}).config
+    assert config.forget_loss == "odds"
+
+
 def test_the_recommended_preset_is_the_papers_but_for_its_depth() -> None:
     other = {key for key, value in PRESETS["recommended"].items() if PRESETS["paper"].get(key) != value}
     assert other == {"forget_until", "forget_level", "forget_margin", "forget_draw"}

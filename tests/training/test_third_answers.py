@@ -21,7 +21,7 @@ from tests.training.test_trainer_step import Pairs, train
 OTHERS = samples(16, seed=7)
 #: Two for each sample, one per epoch.
 THIRD = [(OTHERS[2 * i], OTHERS[2 * i + 1]) for i in range(8)]
-NAMES = ("idk_nll", "idk_dpo", "altpo", "undial", "wga", "satimp")
+NAMES = ("idk_nll", "idk_dpo", "altpo", "undial", "wga", "satimp", "odds")
 
 
 def trainer(folder: Path, model: Any = None, peft_config: Any = None, **settings: Any) -> ROSUTrainer:
@@ -108,7 +108,7 @@ def test_distillation_from_hidden_states_is_that_from_a_frozen_copy(tmp_path: Pa
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize("forget_loss", ["undial", "altpo", "wga"])
+@pytest.mark.parametrize("forget_loss", ["undial", "altpo", "wga", "odds"])
 def test_bounded_forgetting_looks_at_the_answer_under_the_current_weights(
     tmp_path: Path, forget_loss: str, adapted: bool
 ) -> None:
