@@ -45,6 +45,8 @@ def named_rows(source: str) -> tuple[str, slice]:
     """What is behind a source, and which of its rows; a name with brackets that is there is a name."""
     if _is_there(source):
         return source, slice(None)
+    if "+" in "".join(source.split(":")[2:]):  # several splits of a hub's data set, a matter of its library
+        return source, slice(None)
     found = _SOME.fullmatch(source)
     whole = found or _ODD.fullmatch(source)
     if whole and _ODD.fullmatch(whole[1]) and not _is_there(whole[1]):

@@ -9,7 +9,8 @@ stands here:
 
 Ours, ``odds``, is the other way round. The gradient of −log p fades with 1 − p: a token that is known by heart hardly
 moves while those that have begun to go are pushed on, so some facts stay and others go too far. The gradient of the
-odds against the token is that of −log p over 1 − p, so all move alike. It is meant for bounded forgetting.
+odds against the token is that of −log p over 1 − p, so all up to p = .99 move alike, and those beyond 100 times as much
+as otherwise. It is meant for bounded forgetting.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def satimp(model: nn.Module, batch: Batch, context: LossContext) -> Tensor:
     return (saturation * importance * found).sum()
 
 
-#: The probability of anything else below which the odds go on in a straight line: at most 100 times the slope of −log p.
+#: Where 1 − p is less, the odds go on in a straight line in −log p: their slope is at most 100 times that of −log p.
 _LEAST = 0.01
 
 

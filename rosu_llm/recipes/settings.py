@@ -194,8 +194,8 @@ def config_class(values: Mapping[str, Any]) -> type[ROSUConfig]:
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the preset that the values name, and over them the values themselves.
 
-    Of another method than the preset's, options that it does not have and the forget loss are left out; so is what has
-    no effect with another ``forget_until``.
+    Of another method than the preset's, options that it does not have and the forget loss are left out; so is what does
+    not go with another ``forget_until`` or with what else is set.
     """
     name = values.get("preset")
     if name in (None, "none"):
@@ -211,6 +211,11 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     until = values.get("forget_until", FOLLOWING[0])
     for key in [] if until in FOLLOWING else ["forget_refresh", *(_OF_TARGETS if until in ("off", False) else ())]:
         chosen.pop(key, None)
+    if values.get("keep_best") == "depth":
+        chosen.pop("forget_refresh", None)
+    loss = with_named_loss({**chosen, **values}).get("forget_loss")
+    if until == "alternates" or (loss in LOSSES and LOSSES[loss].alternative != "none"):
+        chosen.pop("forget_level", None)  # answers are compared there, not tokens
     return {**chosen, **values}
 
 

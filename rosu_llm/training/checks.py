@@ -47,6 +47,16 @@ def check_handed_over(kwargs: Mapping[str, Any], *, persistent: bool) -> None:
             )
 
 
+def check_which_weights(args: Any, settings: MethodArguments) -> None:
+    """Raise if two settings would decide with which weights the run ends."""
+    for name, off in (("budget", None), ("keep_best", "off")):
+        if args.load_best_model_at_end and (value := getattr(settings, name)) != off:
+            raise ConfigError(
+                f"load_best_model_at_end=True ends with the checkpoint that evaluates best, and {name}={value!r} "
+                "chooses the last weights itself: leave one of them out."
+            )
+
+
 def tell_what_is_idle(settings: MethodArguments) -> None:
     """Name settings that were given and do nothing, because another one is as it is."""
     needs = {

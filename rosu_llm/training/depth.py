@@ -237,7 +237,8 @@ class _Tokens:
 
 
 def _tokens(batch: Batch) -> Iterator[tuple[str, _Tokens]]:
-    rows = (batch[name].tolist() for name in ("input_ids", "attention_mask", "labels"))
+    ids = batch["input_ids"]
+    rows = (part.tolist() for part in (ids, batch.get("attention_mask", torch.ones_like(ids)), batch["labels"]))
     for key, ids, there, labels in zip(sample_keys(batch), *rows, strict=True):
         answer = tuple(token for token in labels[1:] if token != IGNORE)
         yield key, _Tokens(frozenset(token for token, real in zip(ids, there, strict=True) if real), answer)

@@ -233,7 +233,7 @@ class Measuring(Base):  # type: ignore[misc]
         count = step.rule.stored
         if self._memory_file is not None:
             check_layout(self.layout)
-            step.space.memory.update(read_stored(self._memory_file, self._trained(), count))
+            step.space.memory.update(read_stored(self._memory_file, self._trained(), self.model, count))
             return
         samples = self._memory_data
         if samples is None:
@@ -258,7 +258,7 @@ class Measuring(Base):  # type: ignore[misc]
         try:
             self._store_gradients(step)
             if self.is_world_process_zero():
-                write_stored(step.space.memory, self._trained(), Path(path), layout=self.layout)
+                write_stored(step.space.memory, self._trained(), self.model, Path(path), layout=self.layout)
         finally:
             step.release()
             self._step = None

@@ -48,9 +48,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "small": {
         "method": "rosu",
         "forget_loss": "odds",
-        "rho": 0.8,
+        "rho": 1.6,
         "amplify": "matched",
-        "kappa": 0.15,
+        "kappa": 0.1,
         **BOUND,
         "forget_level": "token",
         "forget_refresh": 5,

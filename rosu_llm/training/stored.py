@@ -55,7 +55,11 @@ def check_layout(layout: str) -> None:
 
 
 def write_stored(
-    memory: Mapping[str, Sequence[Tensor]], parameters: Mapping[str, nn.Parameter], path: Path, **about: Any
+    memory: Mapping[str, Sequence[Tensor]],
+    parameters: Mapping[str, nn.Parameter],
+    model: nn.Module,
+    path: Path,
+    **about: Any,
 ) -> None:
     """Write what is stored beside ``path`` and rename; ``about`` is kept as text with it."""
     tensors = {
@@ -66,14 +70,16 @@ def write_stored(
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file(tensors, partial, metadata={"kind": KIND, "weights": _mark(parameters), "about": json.dumps(about)})
+        save_file(tensors, partial, metadata={"kind": KIND, "weights": _mark(model), "about": json.dumps(about)})
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def read_stored(path: str, parameters: Mapping[str, nn.Parameter], count: int) -> dict[str, list[Tensor]]:
-    """The first ``count`` directions of a file, which must be of these parameters."""
+def read_stored(
+    path: str, parameters: Mapping[str, nn.Parameter], model: nn.Module, count: int
+) -> dict[str, list[Tensor]]:
+    """The first ``count`` directions of a file, which must be of these parameters of this model."""
     if not Path(path).expanduser().is_file():
         raise ConfigError(f"memory_file={path!r} is not there: make it with 'rosu memory build'.")
     memory: dict[str, list[Tensor]] = {}
@@ -99,7 +105,7 @@ def read_stored(path: str, parameters: Mapping[str, nn.Parameter], count: int) -
             f"memory_file={path!r} also holds {strangers[0].partition('.')[2]!r}, which this run does not train: build "
             "it with the same model and adapter."
         )
-    if mark not in (None, _mark(parameters)):
+    if mark not in (None, _mark(model)):
         raise ConfigError(
             f"memory_file={path!r} was built on other weights than this run begins with, and gradients say nothing "
             "elsewhere: build it with this model (for an adapter, with the same seed)."
@@ -107,10 +113,10 @@ def read_stored(path: str, parameters: Mapping[str, nn.Parameter], count: int) -
     return memory
 
 
-def _mark(parameters: Mapping[str, nn.Parameter]) -> str:
-    """What tells these weights from others: a digest of the first values of each."""
+def _mark(model: nn.Module) -> str:
+    """What tells these weights from others, frozen ones too: a digest of the first values of each."""
     digest = sha256()
-    for name, parameter in parameters.items():
+    for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()[:64].to("cpu", torch.float32)
         digest.update(f"{name} {tuple(parameter.shape)} {values.tolist()}".encode())
     return digest.hexdigest()

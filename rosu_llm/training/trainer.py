@@ -45,6 +45,7 @@ from .checks import (
     check_optimizer,
     check_room,
     check_second_derivatives,
+    check_which_weights,
     tell_what_is_idle,
 )
 from .chosen import train_only
@@ -150,6 +151,7 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
     ) -> None:
         args, settings = self._take_settings(args, method_args)
         check_training_arguments(args)
+        check_which_weights(args, settings)
         tell_what_is_idle(settings)
         check_handed_over(kwargs, persistent=bool(getattr(args, "dataloader_persistent_workers", False)))
         self._holdout, self._alternates, self._base_model = holdout_dataset, alternates_dataset, base_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rosu_llm.data.sources import load_samples, local_file, read_rows, source_content
+from rosu_llm.data.sources import load_samples, local_file, named_rows, read_rows, source_content
 from rosu_llm.errors import DataError
 from rosu_llm.experiments.demo.world import word_tokenizer
 
@@ -232,6 +232,8 @@ def test_some_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert source_content(f"{path}[:2]") != source_content(f"{path}[2:]") != source_content(str(path))
     monkeypatch.setattr("rosu_llm.data.sources.read_hub", lambda source: rows if source == "owner/name:a:b" else [])
     assert read_rows("owner/name:a:b[4:]") == rows[4:]
+    for several in ("owner/name:a:b+c[:2]", "owner/name:a:b[:2]+c[3:]"):  # for the hub's library, as it stands
+        assert named_rows(several) == (several, slice(None))
 
 
 def test_a_name_with_brackets_is_a_name(tmp_path: Path) -> None:

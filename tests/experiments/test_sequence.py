@@ -223,6 +223,8 @@ def test_requests_are_named_by_the_rows_they_name(tmp_path: Path) -> None:
     path = tmp_path / "list.yaml"
     path.write_text("- data:forget[:10]\n- data/forget.jsonl[10:]\n- data:forget\n")
     assert [each.name for each in read_requests(path)] == ["forget-0-10", "forget-10-end", "forget"]
+    path.write_text('- {forget_data: a.jsonl, name: "authors [2024]"}\n')
+    assert [each.name for each in read_requests(path)] == ["authors-2024"]
 
 
 def test_runs_that_cannot_be_chained(toy: dict[str, Any], tmp_path: Path) -> None:

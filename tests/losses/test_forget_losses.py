@@ -147,7 +147,7 @@ def test_units_are_refusal_tokens_sequences_and_answer_tokens() -> None:
 def test_odds_move_known_and_unknown_tokens_alike(start: float) -> None:
     """Along the token's own logit the slope is 1 wherever p < .99, and nowhere more than 100 times that of −log p."""
     losses = torch.tensor([[start, 0.0]], dtype=torch.float64, requires_grad=True)
-    with mock.patch("rosu_llm.losses.weighted.answer_nll", lambda *_: losses):
+    with mock.patch("rosu_llm.losses.weighted.answer_nll", return_value=losses):
         batch = {"labels": torch.tensor([[-100, 7, -100]])}
         value = get_loss("odds", "forget").function(nn.Identity(), batch, LossContext())
     (slope,) = torch.autograd.grad(value, losses)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from rosu_llm.cli.main import main
 from rosu_llm.data.chat_format import FORMAT_FILE
+from rosu_llm.errors import ConfigError
 from rosu_llm.experiments.demo.world import word_tokenizer
+from rosu_llm.recipes import next_token
 from rosu_llm.recipes.prepare import load
 from rosu_llm.recipes.settings import build
 from tests.models import tiny_llama
@@ -249,6 +252,17 @@ def test_unseen_data_that_is_none_is_refused(
     error = refusal(flags, capsys)
     assert message in error, error
     assert not [*(tmp_path / "out").glob("*.safetensors")]
+
+
+def test_a_base_model_without_a_tokenizer_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For some families transformers makes a tokenizer of a few words where there is none."""
+    own, stub = word_tokenizer(["a", "b", "c", "d", "e"]), word_tokenizer([])
+    monkeypatch.setattr(next_token, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: stub))
+    stub.get_vocab = lambda: {"<|endoftext|>": 0}
+    next_token._check_same_words("base", own)
+    stub.get_vocab = lambda: {word: number + 1 for word, number in own.get_vocab().items()}
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        next_token._check_same_words("base", own)
 
 
 def test_some_seen_samples_among_unseen_ones_are_counted(

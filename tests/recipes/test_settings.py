@@ -352,6 +352,22 @@ def test_the_forget_loss_of_a_preset_belongs_to_its_method(method: str, loss: st
     assert config.forget_loss == "odds"
 
 
+@pytest.mark.parametrize("preset", ["recommended", "small"])
+@pytest.mark.parametrize(
+    ("given", "level"),
+    [
+        ({"method": "altpo"}, "sequence"),
+        ({"forget_loss": "idk_dpo"}, "sequence"),
+        ({"forget_until": "alternates"}, "sequence"),
+        ({"keep_best": "depth"}, None),
+    ],
+)
+def test_a_preset_leaves_out_what_does_not_go_along(preset: str, given: dict[str, Any], level: str | None) -> None:
+    config = build({"preset": preset, "output_dir": "unused", **given}).config
+    assert config.forget_level == (level or PRESETS[preset]["forget_level"])
+    assert config.forget_until == given.get("forget_until", "holdout")
+
+
 def test_the_recommended_preset_is_the_papers_but_for_its_depth() -> None:
     other = {key for key, value in PRESETS["recommended"].items() if PRESETS["paper"].get(key) != value}
     assert other == {"forget_until", "forget_level", "forget_margin", "forget_draw"}

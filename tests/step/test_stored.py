@@ -65,6 +65,17 @@ def test_data_pairs_and_a_file_give_the_same_bits(tmp_path: Path) -> None:
     assert torch.equal(trained(trainer(tmp_path / "d", memory_file=str(path))), given)
     with pytest.raises(ConfigError, match="was built on other weights than this run begins with"):
         trainer(tmp_path / "e", seed=3, memory_file=str(path)).train()
+    # frozen weights count, too
+    frozen = {"trainable_parameters": r"layers\.0\.mlp"}
+    builder = trainer(tmp_path / "f", memory_dataset=RETAIN, **frozen)
+    part = tmp_path / "part.safetensors"
+    instead_of_training(builder, lambda: builder.write_memory(part))
+    trainer(tmp_path / "g", memory_file=str(part), **frozen).train()
+    changed = trainer(tmp_path / "h", memory_file=str(part), **frozen)
+    with torch.no_grad():
+        changed.model.model.layers[1].mlp.up_proj.weight.add_(1.0)
+    with pytest.raises(ConfigError, match="was built on other weights than this run begins with"):
+        changed.train()
     # independent truth: the parts are every third sample, and dropout is off
     model = tiny_llama().eval()
     rows = RETAIN[1::3]

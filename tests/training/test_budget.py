@@ -208,3 +208,11 @@ def test_a_checkpoint_without_a_budget_is_no_start_for_one(tmp_path: Path) -> No
     trainer(tmp_path, save_strategy="steps", save_steps=3)[0].train()
     with pytest.raises(ConfigError, match="rosu_budget_0"):
         trainer(tmp_path, budget=0.1)[0].train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+@pytest.mark.parametrize("choice", [{"budget": 0.1}, {"budget": None, "forget_until": 3.0, "keep_best": "depth"}])
+def test_two_ways_to_choose_the_last_weights_are_refused(choice: dict[str, Any], tmp_path: Path) -> None:
+    """Trainer would load its best checkpoint after the last look."""
+    evaluated = {"eval_strategy": "steps", "save_strategy": "steps", "load_best_model_at_end": True}
+    with pytest.raises(ConfigError, match=r"load_best_model_at_end=True .*: leave one of them out"):
+        trainer(tmp_path, **{"budget": 0.1, **choice, **evaluated})

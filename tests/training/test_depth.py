@@ -19,7 +19,7 @@ from rosu_llm.recipes.prepare import prepare
 from rosu_llm.recipes.settings import build
 from rosu_llm.space import LocalSpace
 from rosu_llm.toys import toy_values
-from rosu_llm.training.depth import counterparts, drawn
+from rosu_llm.training.depth import _tokens, counterparts, drawn
 from tests.losses import naive
 from tests.models import flat, samples, tiny_llama
 from tests.training.test_trainer import FORGET, HOLDOUT, RETAIN, config, logs
@@ -492,6 +492,12 @@ def test_token_targets_are_those_of_the_five_most_similar_samples(tmp_path: Path
         rows = [naive_counterparts(answer, answer_of[i], naive.token_losses(model, unseen[i])) for i in near]
         (key,) = sample_keys(naive.padded([sample], 14))
         assert t._bound.targets.values[key] == pytest.approx(np.mean(rows, axis=0), rel=1e-5)  # float32 logits
+
+
+def test_samples_without_a_mask_have_no_padding() -> None:
+    batch = naive.padded([FORGET[0]], len(FORGET[0]["input_ids"]))
+    bare = {name: value for name, value in batch.items() if name != "attention_mask"}
+    assert list(_tokens(bare)) == list(_tokens(batch))
 
 
 def test_answers_to_similar_questions_stand_in_for_alternates() -> None:

@@ -81,7 +81,7 @@ def _request(entry: Any, number: int, path: str | Path) -> ForgetRequest:
     for key in _OWN:
         if key in settings:
             raise ConfigError(f"{where} sets {key}, which the sequence decides: leave it out.")
-    return ForgetRequest(_name(str(name if name is not None else source)), source, settings)
+    return ForgetRequest(_name(source) if name is None else _plain(str(name)), source, settings)
 
 
 def _name(text: str) -> str:
@@ -92,4 +92,8 @@ def _name(text: str) -> str:
         last = last.rsplit(".", 1)[0]
     if some != slice(None):
         last += f"-{some.start or 0}-{'end' if some.stop is None else some.stop}"
-    return re.sub(r"[^\w.-]+", "-", last.split(":", 1)[-1] if ":" in last else last).strip("-") or "request"
+    return _plain(last.split(":", 1)[-1] if ":" in last else last)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-") or "request"

@@ -21,7 +21,7 @@ from ...evaluation.tofu.questions import load_questions
 from ...evaluation.tofu.results import Result, read_result
 from ...evaluation.tofu.run import Loading, load
 from ...evaluation.tofu.summary import FLUENCY, MEMORISATION, MODEL_UTILITY, auc_transform, harmonic_mean, summarise
-from ...recipes.settings import build
+from ...recipes.settings import build, type_values
 from ..attempt import Figures, Started, Steps
 from ..config_task import ConfigTask
 from .scoring import REFERENCE_NAMES, SCORES, SELECTED_BY, References, Scores, Scoring
@@ -149,10 +149,11 @@ class TofuTask(ConfigTask):
     def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> Started:
         trainer = super().start(values, seed, folder, steps).trainer
         settings, name = self._how.settings, str(values["model_name_or_path"])
+        _, typed = type_values(values)
 
         def evaluate(how: TofuSettings, out: Path, **options: Any) -> dict[str, float]:
             tokenizer = trainer.processing_class
-            return evaluate_tofu(trainer.model, tokenizer, how, out, name=name, training=values, **options)
+            return evaluate_tofu(trainer.model, tokenizer, how, out, name=name, training=typed, **options)
 
         def glance() -> float:
             limit = min(self._how.glance_limit, settings.limit or self._how.glance_limit)

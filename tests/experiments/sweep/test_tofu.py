@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import harmonic_mean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from rosu_llm.data.chat_format import find_format
 from rosu_llm.data.sources import load_samples
 from rosu_llm.errors import DataError
 from rosu_llm.evaluation.tofu.metrics import TofuSettings
-from rosu_llm.evaluation.tofu.results import read_result
+from rosu_llm.evaluation.tofu.results import Result, read_result
 from rosu_llm.evaluation.tofu.summary import summarise
-from rosu_llm.experiments.config_task import complete
+from rosu_llm.experiments.attempt import Started
+from rosu_llm.experiments.config_task import ConfigTask, complete
 from rosu_llm.experiments.demo.world import learn
 from rosu_llm.experiments.sweep import tofu
 from rosu_llm.experiments.sweep.scoring import REFERENCE_NAMES, Scoring
@@ -145,6 +147,23 @@ def test_references_of_other_questions_are_refused(
     lacking = TofuEvaluation(settings=settings, target=find(str(tmp_path), settings))
     with pytest.raises(DataError, match="it needs model_utility"):
         refer(TofuTask(values, lacking, tmp_path))
+
+
+def test_a_trial_notes_what_its_preset_and_flags_mean(
+    toy: tuple[dict[str, Any], TofuSettings, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers of its results learn from it that the run was bounded, and by which questions."""
+    values, settings, _ = toy
+    noted: dict[str, Any] = {}
+    started = Started(SimpleNamespace(model=None, processing_class=None), dict)
+    monkeypatch.setattr(ConfigTask, "start", lambda *_: started)
+    monkeypatch.setattr(tofu, "evaluate_tofu", lambda *_, training, **how: noted.update(training) or {})
+    given = {**values, "preset": "recommended", "holdout_data": "locuslab/TOFU:holdout05", "limit": "3"}
+    TofuTask(values, TofuEvaluation(settings=settings), tmp_path).start(given, 0, tmp_path, QUIET).measure()
+    (tmp_path / "TOFU_SUMMARY.json").write_text("{}")
+    (tmp_path / "rosu_eval.json").write_text(json.dumps({"training": noted}, default=str))
+    result = Result(tmp_path / "TOFU_SUMMARY.json")
+    assert result.depth == "bounded by held-out data" and result.reuses_non_members
 
 
 def test_a_retain_model_attacked_with_other_questions_is_refused_before_training(
