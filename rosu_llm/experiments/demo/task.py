@@ -23,7 +23,7 @@ from ... import __version__
 from ...data.third_answers import WithAlternates
 from ...errors import ConfigError, DataError
 from ...recipes.prepare import Loaded, assemble
-from ...recipes.settings import WITHOUT_OUTPUT, RunArguments, build
+from ...recipes.settings import WITHOUT_OUTPUT, RunArguments, build, with_preset
 from ...training.presets import BOUND, PRESETS
 from ..ablate.cells import Selector, plan, run_cells, selector
 from ..ablate.grid import Grid, Variant
@@ -86,6 +86,7 @@ class DemoTask:
     )
 
     def __init__(self, size: Size, values: Mapping[str, Any], folder: Path) -> None:
+        values = {name: value for name, value in with_preset(values).items() if name != "preset"}
         for f in dataclasses.fields(RunArguments):
             if f.name in values and f.name not in _LOADING:
                 raise ConfigError(

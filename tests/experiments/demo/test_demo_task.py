@@ -50,6 +50,13 @@ def test_a_cell_equals_training_a_copy_in_memory(tmp_path: Path) -> None:
     assert {entry["split"] for entry in found} == {"forget", "retain"}
 
 
+def test_a_preset_goes_before_the_demos_own_settings_and_after_given_ones(tmp_path: Path) -> None:
+    base = DemoTask(SMOKE, {"preset": "small", "kappa": 0.3}, tmp_path).base
+    assert base == {**COMMON, "use_cpu": True, **SMOKE.overrides, **CONTENDERS["rosu_small"], "kappa": 0.3}
+    with pytest.raises(ConfigError, match="Unknown preset"):
+        DemoTask(SMOKE, {"preset": "tiny"}, tmp_path)
+
+
 def test_the_model_is_taught_once_per_seed_and_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taught: list[int] = []
 
