@@ -98,8 +98,10 @@ def _check_apart(name: str, part: Any, trained: Sequence[Any]) -> None:
     """Raise if all samples of ``part``, which training must not see, are among those it learns from."""
     if part is None:
         return
-    known = {tuple(sample["input_ids"]) for other in trained for sample in other}
-    shared = sum(tuple(sample["input_ids"]) in known for sample in part)
+    unseen = [tuple(sample["input_ids"]) for sample in part]
+    wanted = set(unseen)  # the smaller of the two
+    known = {ids for other in trained for sample in other if (ids := tuple(sample["input_ids"])) in wanted}
+    shared = sum(ids in known for ids in unseen)
     if shared == len(part):
         raise DataError(f"{name}: all of its {shared} samples are in forget_data or retain_data too. Give others.")
     if shared:

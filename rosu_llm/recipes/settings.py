@@ -214,7 +214,7 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("keep_best") == "depth":
         chosen.pop("forget_refresh", None)
     loss = with_named_loss({**chosen, **values}).get("forget_loss")
-    if until == "alternates" or (loss in LOSSES and LOSSES[loss].alternative != "none"):
+    if until == "alternates" or (isinstance(loss, str) and loss in LOSSES and LOSSES[loss].alternative != "none"):
         chosen.pop("forget_level", None)  # answers are compared there, not tokens
     return {**chosen, **values}
 
