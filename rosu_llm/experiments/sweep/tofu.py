@@ -149,11 +149,11 @@ class TofuTask(ConfigTask):
     def start(self, values: Mapping[str, Any], seed: int, folder: Path, steps: Steps) -> Started:
         trainer = super().start(values, seed, folder, steps).trainer
         settings, name = self._how.settings, str(values["model_name_or_path"])
-        _, typed = type_values(values)
+        training = {**type_values(values)[1], **trainer.method_args.method_dict()}
 
         def evaluate(how: TofuSettings, out: Path, **options: Any) -> dict[str, float]:
             tokenizer = trainer.processing_class
-            return evaluate_tofu(trainer.model, tokenizer, how, out, name=name, training=typed, **options)
+            return evaluate_tofu(trainer.model, tokenizer, how, out, name=name, training=training, **options)
 
         def glance() -> float:
             limit = min(self._how.glance_limit, settings.limit or self._how.glance_limit)

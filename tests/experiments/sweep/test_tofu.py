@@ -24,6 +24,7 @@ from rosu_llm.experiments.demo.world import learn
 from rosu_llm.experiments.sweep import tofu
 from rosu_llm.experiments.sweep.scoring import REFERENCE_NAMES, Scoring
 from rosu_llm.experiments.sweep.tofu import TofuEvaluation, TofuTask, find, tofu_scoring
+from rosu_llm.recipes.settings import build
 from rosu_llm.toys import TOY_EVALUATION, toy_tofu, toy_values
 from tests.experiments.test_config_task import NAMES
 
@@ -155,14 +156,16 @@ def test_a_trial_notes_what_its_preset_and_flags_mean(
     """Readers of its results learn from it that the run was bounded, and by which questions."""
     values, settings, _ = toy
     noted: dict[str, Any] = {}
-    started = Started(SimpleNamespace(model=None, processing_class=None), dict)
-    monkeypatch.setattr(ConfigTask, "start", lambda *_: started)
+    given = {**values, "preset": "recommended", "holdout_data": "locuslab/TOFU:holdout05", "limit": "3", "rho": "0.05"}
+    config = build({**given, "output_dir": "unused"}).config
+    trainer = SimpleNamespace(model=None, processing_class=None, method_args=config)
+    monkeypatch.setattr(ConfigTask, "start", lambda *_: Started(trainer, dict))
     monkeypatch.setattr(tofu, "evaluate_tofu", lambda *_, training, **how: noted.update(training) or {})
-    given = {**values, "preset": "recommended", "holdout_data": "locuslab/TOFU:holdout05", "limit": "3"}
     TofuTask(values, TofuEvaluation(settings=settings), tmp_path).start(given, 0, tmp_path, QUIET).measure()
     (tmp_path / "TOFU_SUMMARY.json").write_text("{}")
     (tmp_path / "rosu_eval.json").write_text(json.dumps({"training": noted}, default=str))
     result = Result(tmp_path / "TOFU_SUMMARY.json")
+    assert (noted["rho"], noted["limit"]) == (0.05, 3)
     assert result.depth == "bounded by held-out data" and result.reuses_non_members
 
 
