@@ -66,7 +66,9 @@ CONTESTANTS: dict[str, Contestant] = {
         ("", "", {}),
         ("_bounded", ", bounded*", BOUND),
         ("_returned", ", returned*", {**BOUND, "forget_beyond": "return"}),
+        ("_odds", ", odds, bounded*", {**BOUND, "forget_loss": "odds"}),
     )
+    if not (suffix == "_odds" and "forget_loss" in one.settings)  # NPO and SimNPO have their own
 }
 #: The preset of that name.
 CONTESTANTS["rosu_paper_bounded"] = replace(CONTESTANTS["rosu_paper_bounded"], label="ROSU, recommended*")

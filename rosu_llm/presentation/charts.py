@@ -85,7 +85,7 @@ class Point(NamedTuple):
         reference: a model to compare with.
         paper: a printed figure, drawn as a small cross with its name beside it.
         published: a model of others, drawn as a small diamond with its name beside it.
-        goal: the level of x that others should reach: drawn as a dotted line.
+        goal: what the others should come close to: dotted lines go through it.
     """
 
     label: str
@@ -140,7 +140,9 @@ def frontier(
                 }
             axes.scatter(point.x, point.y, label=short(point.label), zorder=3, **look)
             if point.goal:
-                axes.axvline(point.x, color="0.5", linestyle=":", linewidth=1.2, zorder=1)
+                line: dict[str, Any] = {"color": "0.5", "linestyle": ":", "linewidth": 1.2, "zorder": 1}
+                axes.axvline(point.x, **line)
+                axes.axhline(point.y, **line)
         axes.set(xlabel=titles[0], ylabel=titles[1])
         axes.margins(0.1)
         axes.ticklabel_format(useOffset=False)

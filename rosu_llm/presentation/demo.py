@@ -1,4 +1,4 @@
-"""The demo: its table, its frontier, the coupling along the runs, and answers."""
+"""The demo: its table, where the models land, the coupling along the runs, and answers."""
 
 from __future__ import annotations
 
@@ -41,17 +41,20 @@ def demo_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table(tuple(COLUMNS.values()), tuple(made), (NOTE,), caption=caption, digits=3)
 
 
-def demo_frontier(rows: Sequence[Mapping[str, Any]], places: Mapping[str, int] | None = None) -> Figure | None:
-    """What is still known of the forgotten against what is kept; ``places`` are the numbers of runs by label."""
+def demo_landing(rows: Sequence[Mapping[str, Any]], places: Mapping[str, int] | None = None) -> Figure | None:
+    """How much of the forgotten each model knows against how well an attack tells it; the gold model is the goal.
+
+    ``places`` are the numbers of runs by label.
+    """
     points: list[Point] = []
     for row in rows:
-        label, x, y = label_of(row["method"]), row.get("forget_em"), row.get("retain_em")
+        label, x, y = label_of(row["method"]), row.get("forget_em"), row.get("mia_auc")
         if isinstance(x, int | float) and isinstance(y, int | float):
             place = sum(not point.reference for point in points) if places is None else places.get(label)
             known = {"reference": row["method"] in REFERENCES, "goal": row["method"] == "retain_only"}
             points.append(Point(label, x, y, place, **known))
-    titles = ("forget set: answer tokens reproduced (goal: the gold model's)", "retain set: answer tokens reproduced")
-    return frontier("frontier", "Frontier: rosu demo", points, titles) if points else None
+    titles = ("forget EM: answer tokens reproduced", "MIA AUC: attack on the forgotten people")
+    return frontier("landing", "Landing: rosu demo", points, titles) if points else None
 
 
 def answers(entries: Sequence[Mapping[str, str]], split: str = "forget") -> tuple[Example, ...]:
@@ -86,6 +89,6 @@ def write_demo(document: DemoDocument, out: Path) -> tuple[list[Path], str | Non
         logs = enumerate(document["logs"].items())
         read = [read_curve(log, quantity.key, label_of(name), at) for at, (name, log) in logs]
         panels[quantity] = [curve for curve in read if curve is not None]
-    figures = [demo_frontier(document["rows"]), curves_figure("coupling", "Coupling and retain loss", panels)]
+    figures = [demo_landing(document["rows"]), curves_figure("coupling", "Coupling and retain loss", panels)]
     written, problem = write_figures([figure for figure in figures if figure], out)
     return [*(out / name for name in texts), *written], problem

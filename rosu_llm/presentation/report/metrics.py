@@ -13,7 +13,7 @@ from ...evaluation.tofu.results import Result
 from ...evaluation.wmdp.document import CHANCE
 from ..blocks import Block, Missing, Row, Section, Table, TableCell, printed, shown, text_table
 from ..charts import Point, frontier
-from ..demo import demo_frontier, demo_table
+from ..demo import demo_landing, demo_table
 from ..published import among_published, published_frontier, run_points
 from ..tofu import Summarised, TofuTable, all_figures, tofu_table
 from ..wmdp import join
@@ -54,9 +54,9 @@ def metrics(
         # The demo's own labels, without the folder that tells several demos apart.
         places = {run.label.removeprefix(f"{run.folder.name}: "): i for i, run in enumerate(runs) if run.demo is demo}
         blocks.append(replace(demo_table(demo["rows"]), caption="rosu demo", heading="model"))
-        figure = demo_frontier(demo["rows"], places)
-        lacking = Missing("No frontier of the demo: its rows lack forget_em and retain_em.")
-        blocks.append(replace(figure, key=f"frontier_demo_{at}" if at else "frontier_demo") if figure else lacking)
+        figure = demo_landing(demo["rows"], places)
+        lacking = Missing("No plot of where the models land: the demo's rows lack forget_em and mia_auc.")
+        blocks.append(replace(figure, key=f"landing_demo_{at}" if at else "landing_demo") if figure else lacking)
     if any(run.wmdp is not None for run in runs):
         blocks += _wmdp(runs, main)
     unknown = [

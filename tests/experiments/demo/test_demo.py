@@ -43,12 +43,12 @@ def test_the_command_writes_everything_it_promises(tmp_path: Path, capsys: pytes
     assert all(set(row) >= ROW for row in results["rows"])
     assert [entry["seed"] for entry in results["per_seed"]] == [1]
     assert {path.name for path in tmp_path.iterdir()} == {
-        *("results.json", "table.md", "answers.md", "frontier.png", "coupling.png")
+        *("results.json", "table.md", "answers.md", "landing.png", "coupling.png")
     }
     assert list(results["logs"]) == list(CONTENDERS) and all("loss" in entry for entry in results["logs"]["rosu"])
     assert len(results["answers"]) == 6
     assert list(results["answers"][0]) == ["split", "question", "truth", "before", *CONTENDERS]
-    for name in ("frontier.png", "coupling.png"):
+    for name in ("landing.png", "coupling.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "answers.md").read_text()
     assert all(LABELS[name] in text for name in CONTENDERS)
