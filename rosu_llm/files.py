@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ def check_writable(folder: Path, setting: str) -> None:
         raise ConfigError(
             f"{setting} cannot be written to: {str(there)!r} {why}. Give another folder, or make room there."
         ) from error
+
+
+def find_file(path: str | Path) -> Path | None:
+    """The file itself, else the one that is installed with the package (``configs/recipes/x.yaml`` in any folder)."""
+    file = Path(path)
+    if not file.is_file() and file.parts[:1] == ("configs",):
+        file = Path(str(files("rosu_llm.configs")), *file.parts[1:])
+    return file if file.is_file() else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         "--preset",
         default="openunlearning",
         metavar="NAME",
-        help="openunlearning (default), smooth_wmdp, smooth_muse or lora; flags go before it",
+        help="openunlearning (default), smooth_wmdp, smooth_muse or lora; flags take precedence",
     )
     parser.add_argument("--epochs", type=float, metavar="X", help="passes over the rows")
     parser.add_argument("--steps", type=int, metavar="N", help="updates, in place of epochs")

@@ -114,11 +114,13 @@ def config_file(name: str) -> Path:
     """The accelerate configuration called ``name``: one that ships with the package, or a file."""
     if name in LAYOUTS:
         return Path(str(files("rosu_llm.configs.accelerate"))) / f"{name}.yaml"
-    path = Path(name)
-    if not path.is_file():
+    from ..files import find_file
+
+    path = find_file(name)
+    if path is None:
         raise (
             unknown("accelerate_config", name, LAYOUTS)
-            if path.suffix == ""
+            if Path(name).suffix == ""
             else ConfigError(f"--accelerate-config {name!r} is neither one of {', '.join(LAYOUTS)} nor a file.")
         )
     from ..recipes.settings import read_config

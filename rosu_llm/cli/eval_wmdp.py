@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         help="local questions: wmdp_bio.jsonl, wmdp_cyber.jsonl, mmlu/SUBJECT.test.jsonl",
     )
     parser.add_argument(
-        "--tasks-dir", type=Path, metavar="DIR", help="lm-eval definitions (*.yaml) that go before its own"
+        "--tasks-dir", type=Path, metavar="DIR", help="lm-eval definitions (*.yaml) that take precedence over its own"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="first N questions per task and subject: a trial run")
     parser.add_argument("--batch-size", default="8", metavar="N", help="prompts at once and per process, or 'auto' (8)")

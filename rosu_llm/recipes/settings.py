@@ -18,7 +18,7 @@ import yaml
 
 from ..data.sources import read_text
 from ..errors import ConfigError, RosuError, one_line, unknown
-from ..files import parse_yaml
+from ..files import find_file, parse_yaml
 from ..geometry.methods.registry import OPTIONS, find_rule
 from ..losses import LOSSES
 from ..representation.config import RepresentationConfig
@@ -98,7 +98,8 @@ class RunArguments:
     lora_target_modules: str | list[str] = field(default="all-linear", metadata={"help": "Layers that get an adapter."})
     overwrite: bool = field(default=False, metadata={"help": "Start over in an output_dir that holds a run of rosu."})
     preset: str | None = field(
-        default=None, metadata={"help": "Settings to start from: " + ", ".join(PRESETS) + "; those given go before."}
+        default=None,
+        metadata={"help": "Settings to start from: " + ", ".join(PRESETS) + "; those given take precedence."},
     )
     allow_changed: bool = field(
         default=False, metadata={"help": "Resume although settings or data are not those the run was started with."}
@@ -154,10 +155,13 @@ WITHOUT_OUTPUT: dict[str, Any] = {
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """A YAML file as a flat mapping."""
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"--config {str(path)!r} is not a file.")
+    """A YAML file as a flat mapping; those that ship with the package are found from any folder."""
+    file = find_file(path)
+    if file is None:
+        raise ConfigError(
+            f"--config {str(path)!r} is not a file. Recipes that come with the package are named from configs on: "
+            "configs/recipes/tofu_llama-3.2-1b.yaml."
+        )
     try:
         data = parse_yaml(read_text(file))
     except yaml.YAMLError as error:

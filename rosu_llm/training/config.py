@@ -551,4 +551,7 @@ class ROSUConfig(MethodArguments, TrainingArguments):
         if self.rule().sweeps:
             self.num_train_epochs = 1.0
         super().__post_init__()
+        launched = getattr(self, "mixed_precision", "no")  # a launcher's, where these settings name none
+        if launched in ("bf16", "fp16") and not (self.bf16 or self.fp16):
+            setattr(self, launched, True)
         self.check_run_of_method(self)

@@ -56,6 +56,7 @@ def _names(text: str) -> list[str]:
 _RESULT = Support(decides=True)
 _LOSS = "the losses are forget_loss and retain_loss: register one of your own with register_loss"
 _PLAIN = "on plain evaluation data as in Trainer; of pairs only losses are computed"
+_EVALUATED = "in Python, with an eval_dataset; rosu train has no evaluation data"
 _SCRIPTS = "as in Trainer: it is for scripts around it"
 
 #: Field → what becomes of it.
@@ -67,10 +68,10 @@ SUPPORT: dict[str, Support] = {
             "bf16_full_eval fp16_full_eval gradient_checkpointing gradient_checkpointing_kwargs torch_compile_backend "
             "torch_compile_mode use_cache logging_strategy logging_steps logging_first_step log_on_each_node "
             "logging_nan_inf_filter log_level log_level_replica disable_tqdm report_to run_name project "
-            "trackio_space_id trackio_bucket_id trackio_static_space_id eval_steps eval_delay "
+            "trackio_space_id trackio_bucket_id trackio_static_space_id "
             "per_device_eval_batch_size save_only_model save_strategy save_steps save_on_each_node save_total_limit "
             "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision "
-            "load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip "
+            "ignore_data_skip "
             "restore_callback_states_from_checkpoint use_cpu dataloader_num_workers dataloader_pin_memory "
             "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
             "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_backend ddp_timeout debug "
@@ -100,8 +101,11 @@ SUPPORT: dict[str, Support] = {
         WORKS, "by this package's own handling of SIGTERM and SIGUSR1, which rosu train has anyway"
     ),
     "resume_from_checkpoint": Support(WORKS, "true, a folder, or auto: the newest checkpoint if there is one"),
-    "eval_strategy": Support(WORKS, "in Python, with an eval_dataset; rosu train has no evaluation data"),
-    "eval_on_start": Support(WORKS, "in Python, with an eval_dataset; rosu train has no evaluation data"),
+    **{
+        name: Support(WORKS, _EVALUATED)
+        for name in _names("eval_strategy eval_on_start eval_steps eval_delay metric_for_best_model greater_is_better")
+    },
+    "load_best_model_at_end": Support(WORKS, f"{_EVALUATED}; not beside budget or keep_best"),
     "torch_compile": Support(WORKS, "weights as without it, to rounding; not with jacobian exact, no_a1 or no_a2"),
     "torchdynamo": Support(WORKS, "not with jacobian exact, no_a1 or no_a2"),
     "use_liger_kernel": Support(

@@ -69,7 +69,9 @@ def test_all_try_the_same_rates_and_lengths_with_settings_that_exist() -> None:
     for name, one in CONTESTANTS.items():
         for variant in search_variants(name, contest):
             build({**variant.settings, "output_dir": "unused", "use_cpu": True})
-        assert (one.settings.get("forget_until", "off") == "holdout") == name.endswith(("_bounded", "_returned", "_odds"))
+        assert (one.settings.get("forget_until", "off") == "holdout") == name.endswith(
+            ("_bounded", "_returned", "_odds")
+        )
     assert CONTESTANTS["rosu_paper"].settings == PRESETS["paper"]
     assert CONTESTANTS["rosu_paper_bounded"].settings == PRESETS["recommended"]
     assert CONTESTANTS["graddiff_odds"].settings == {**CONTESTANTS["graddiff_bounded"].settings, "forget_loss": "odds"}

@@ -98,6 +98,20 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
             read_config(path)
 
 
+@pytest.mark.parametrize("name", ["configs/recipes/tofu_llama-3.2-1b.yaml", Path("configs/vision/cifar10.yaml")])
+def test_files_of_the_package_are_found_from_any_folder(
+    name: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_config(name) == yaml.safe_load((ROOT / name).read_text())
+    own = tmp_path / name  # one's own goes first
+    own.parent.mkdir(parents=True)
+    own.write_text("rho: 0.3")
+    assert read_config(name) == {"rho": 0.3}
+    with pytest.raises(ConfigError, match=r"not a file\. Recipes that come with the package"):
+        read_config("configs/recipes/other.yaml")
+
+
 # -- names --------------------------------------------------------------------------------------------
 
 

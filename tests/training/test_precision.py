@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from rosu_llm import ROSUConfig
 from rosu_llm.errors import ConfigError, UnsupportedLayoutError
 from rosu_llm.training.precision import prepare_precision
 from tests.models import CleanLM, tiny_llama
@@ -117,3 +119,18 @@ def test_adapters_are_upcast_on_a_bf16_base_without_autocast() -> None:
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
     assert torch.isfinite(model(input_ids=torch.tensor([[4, 5, 6]])).logits).all()
+
+
+@pytest.mark.parametrize("given", ["bf16", "fp16", "no"])
+def test_a_launchers_precision_is_that_of_the_settings(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the run would compute in bf16 while its record, its estimate and a resumed run say float32."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", given)
+    config = ROSUConfig(output_dir=str(tmp_path), use_cpu=True)
+    assert (config.bf16, config.fp16) == (given == "bf16", given == "fp16")
+    config = ROSUConfig(output_dir=str(tmp_path), use_cpu=True, bf16=True)  # one's own setting decides
+    assert (config.bf16, config.fp16) == (True, False)
+    if given == "fp16":
+        with pytest.raises(ConfigError, match="fp16=True with method='ssd'"):
+            ROSUConfig(output_dir=str(tmp_path), use_cpu=True, method="ssd")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import unknown
 
-#: Name → settings of :class:`~rosu_llm.analysis.relearn.attack.RelearnAttack`; flags go before.
+#: Name → settings of :class:`~rosu_llm.analysis.relearn.attack.RelearnAttack`; flags take precedence.
 RELEARN_PRESETS: Mapping[str, Mapping[str, Any]] = {
     # OpenUnlearning's meta-evaluation of metrics (arXiv 2506.12618): one epoch, lr 2e-5, batch 32, no warm-up.
     "openunlearning": {"epochs": 1.0, "learning_rate": 2e-5, "batch_size": 32, "warmup_steps": 0},

@@ -12,7 +12,7 @@ import yaml
 
 from ...data.sources import named_rows, read_text
 from ...errors import ConfigError, one_line
-from ...files import parse_yaml
+from ...files import find_file, parse_yaml
 
 #: What a sequence decides itself.
 _OWN = ("model_name_or_path", "output_dir", "overwrite", "resume_from_checkpoint")
@@ -42,8 +42,8 @@ class ForgetRequest:
 
 def read_requests(path: str | Path) -> list[ForgetRequest]:
     """The requests of a file, in order."""
-    file = Path(path)
-    if not file.is_file():
+    file = find_file(path)
+    if file is None:
         raise ConfigError(f"--requests {str(path)!r} is not a file: give a YAML or JSON list of sets to forget.")
     try:
         entries = parse_yaml(read_text(file))

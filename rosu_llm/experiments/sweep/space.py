@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, RosuError
+from ...files import find_file
 from ...recipes.settings import WITHOUT_OUTPUT, build, read_config
 from ..config_task import typed_setting
 
@@ -101,7 +102,7 @@ def read_space(path: str | Path | None, entries: Iterable[str], base: Mapping[st
     Values can depend on each other (only some methods can be calibrated): each is checked together with the first
     values of all other keys.
     """
-    if path and not Path(path).is_file():
+    if path and find_file(path) is None:
         raise ConfigError(
             f"--space {str(path)!r} is not a file: give a YAML file of 'key: [a, b]' lines, or use --set."
         )
