@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-data=${DATA:-${ROSU_DATA:-../shared/data}}
+data=${DATA:-${ROSU_DATA:-data}} # holds stories260K and tofu
 out=${OUT:-outputs/audit_full}
 rosu=(rosu)
 command -v rosu > /dev/null || rosu=(python3 -m rosu_llm)

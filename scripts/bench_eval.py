@@ -41,11 +41,10 @@ TOLERANCE = 1e-4  # of every aggregate; privleak is in percent
 
 
 def main() -> None:
-    here = Path(__file__).resolve().parent.parent
-    shared = Path(os.environ.get("ROSU_DATA", here.parent / "shared" / "data"))
+    folder = Path(os.environ.get("ROSU_DATA", "data"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=shared / "stories15M", help="model folder (stories15M)")
-    parser.add_argument("--data", type=Path, default=shared / "tofu", help="folder with TOFU's JSON-lines files")
+    parser.add_argument("--model", type=Path, default=folder / "stories15M", help="default $ROSU_DATA/stories15M")
+    parser.add_argument("--data", type=Path, default=folder / "tofu", help="TOFU's files; default $ROSU_DATA/tofu")
     parser.add_argument("--rows", type=int, default=64, help="rows of each data set")
     parser.add_argument("--steps", type=int, default=150, help="training steps beforehand, of 16 rows")
     parser.add_argument("--batch-size", type=int, default=32, help="of the straightforward evaluation")

@@ -203,10 +203,16 @@ def test_every_export_exists() -> None:
         rosu_llm.nonsense  # noqa: B018
 
 
+def test_the_evaluation_benchmark_runs_at_smoke_size(shared_data: Path) -> None:
+    command = [interpreter(), str(ROOT / "scripts" / "bench_eval.py"), "--smoke"]
+    subprocess.run(
+        command, env={**os.environ, "ROSU_DATA": str(shared_data)}, check=True, capture_output=True, cwd=ROOT
+    )
+
+
 @pytest.mark.parametrize(
     "script",
     [
-        "bench_eval.py",
         "bench_methods.py",
         "bench_per_sample.py",
         "bench_step.py",

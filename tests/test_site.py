@@ -44,6 +44,18 @@ def test_every_page_is_built(site: Path) -> None:
     assert "0.1.0" in (site / "changelog.html").read_text(encoding="utf-8")  # taken from CHANGELOG.md
 
 
+def test_every_option_of_every_verb_is_on_the_page_of_commands(site: Path) -> None:
+    from rosu_llm.cli import audit, eval
+    from rosu_llm.cli.main import VERBS
+
+    page = (site / "commands.html").read_text(encoding="utf-8")
+    parts = {"audit": audit.KINDS, "eval": eval.BENCHMARKS}
+    for verb in VERBS:
+        for call in [f"{verb} {part}" for part in parts[verb]] if verb in parts else [verb]:
+            assert f"usage: rosu {call} " in page, call
+    assert "--eval-batch-size" in page and "--accelerate-config" in page
+
+
 def test_the_api_reference_shows_signatures_and_no_roles(site: Path) -> None:
     page = (site / "api.html").read_text(encoding="utf-8")
     for name in ("ROSUTrainer", "UnlearningStep", "measure_coupling", "register_loss"):

@@ -16,7 +16,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 VERBS = {
     "train": "unlearn a model as a YAML file and flags describe",
-    "eval": "measure what a model forgot and kept (TOFU; WMDP and MMLU through lm-eval)",
+    "eval": "measure what a model forgot and kept (TOFU, MUSE; WMDP and MMLU through lm-eval)",
     "demo": "watch a small Llama forget ten fictitious people (minutes, CPU, nothing downloaded)",
     "diagnose": "measure how strongly forget and retain gradients are coupled, before any training",
     "data": "generate other answers to questions, for losses that prefer them",
@@ -24,7 +24,7 @@ VERBS = {
     "sweep": "search any settings with Optuna, selected by Agg_MU; resumable, with table and frontier plot",
     "ablate": "run a grid of variants in resumable cells, with tables and plots",
     "vision": "the paper's image classifiers: run, table, ablate, diagnose, audit",
-    "audit": "check full-retain orthogonality of mini-batch directions, and a run's numerical safeguards",
+    "audit": "attack an unlearned model beside controls; check what the method assumes",
     "doctor": "what is installed, which devices and layouts work here, checked against one process",
     "report": "one self-contained page about one or several runs: curves, metrics, answers, audits",
     "table": "the paper's TOFU summary from OpenUnlearning's result files",
