@@ -159,6 +159,7 @@ def frontier(
     own = [point for point in points if not (point.paper or point.published)]
     said = "; ".join(f"{p.label} ({shown(p.x, 3)}, {shown(p.y, 3)})" for p in own)
     small = f" Small crosses: {paper}." if any(point.paper for point in points) else ""
+    small += "".join(f" Dotted lines: {point.label}." for point in points if point.goal)
     if cloud:
         small += f" Grey dots: {len(cloud)} published models; diamonds: the best of each method by HM of both axes."
     alt = f"{titles[1]} against {titles[0]}: {said}."
