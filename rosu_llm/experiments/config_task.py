@@ -23,7 +23,7 @@ from ..evaluation.memorisation import degenerate_share, membership_auc, score
 from ..recipes.next_token import chat_format, sample_reader
 from ..recipes.prepare import Loaded, load, prepare
 from ..recipes.settings import WITHOUT_OUTPUT, Recipe, RunArguments, build, type_values
-from ..training.config import NAMES
+from ..training.method_checks import NAMES
 from ..training.presets import WITHOUT_UNSEEN
 from .attempt import ANSWER_COLUMNS, Started, Steps
 

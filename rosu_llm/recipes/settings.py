@@ -22,7 +22,8 @@ from ..files import find_file, parse_yaml
 from ..geometry.methods.registry import OPTIONS, find_rule
 from ..losses import LOSSES
 from ..representation.config import RepresentationConfig
-from ..training.config import FOLLOWING, NAMES, ROSUConfig
+from ..training.config import ROSUConfig
+from ..training.method_checks import FOLLOWING, NAMES
 from ..training.presets import PRESETS, with_named_loss
 from ..training.values import coerce
 

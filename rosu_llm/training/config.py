@@ -8,54 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from math import isfinite
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from transformers import TrainingArguments
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
 from ..geometry import METHODS, BaseRule, build_rule
 from ..geometry.methods.registry import OPTIONS
 from ..losses import LossSpec, get_loss
 from ..step import Amplifier, resolve
-from ..step.calibration import check_margin
-from ..step.schedules import BETA_NAMES, AutoRadius, BetaSchedule, RhoSchedule
-from ..step.step import check_capture
+from ..step.schedules import BetaSchedule, RhoSchedule
 from .chosen import compile_pattern
+from .method_checks import NAMES, REDUCTIONS, check_settings
 from .presets import with_named_loss
 from .values import coerce
-
-REDUCTIONS = ("window_tokens", "micro_mean")
-#: Where the targets of bounded forgetting may come from, and what they may be of.
-SOURCES = ("holdout", "base", "alternates")
-#: Those that change with the weights.
-FOLLOWING = ("holdout", "alternates")
-#: Those with a target for every token.
-TOKEN_LEVELS = ("token", "both")
-LEVELS = ("sequence", *TOKEN_LEVELS)
-#: What happens to samples or tokens beyond their targets.
-BEYOND = ("leave", "return")
-#: What a budget may bound.
-BUDGETS = ("loss", "kl")
-#: Settings that are a number or one of these names.
-NAMES = {
-    "rho": ("auto",),
-    "beta": BETA_NAMES,
-    "calibrate": ("off", "holdout"),
-    "forget_until": ("off", *SOURCES),
-}
-
-#: Settings that belong to a loss, and the losses that read them.
-LOSS_OPTIONS = {
-    "npo_beta": ("npo",),
-    "simnpo_beta": ("simnpo",),
-    "simnpo_delta": ("simnpo",),
-    "dpo_beta": ("idk_dpo", "altpo"),
-    "undial_beta": ("undial",),
-    "wga_beta": ("wga",),
-    "satimp_beta1": ("satimp",),
-    "satimp_beta2": ("satimp",),
-}
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -225,27 +191,7 @@ class MethodArguments:
         self._take_losses()
         if self.trainable_parameters is not None:
             compile_pattern("trainable_parameters", self.trainable_parameters)
-        self._check_sweep()
-        self._check_radius()
-        self.beta_schedule()
-        self.amplifier(None if self.amplify != "auto" else "direct")
-        for role in ("forget", "retain"):
-            self.loss(role)
-        self._check_loss_options()
-        if self.reduction not in self.reductions:
-            raise unknown("reduction", self.reduction, self.reductions)
-        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 0:
-            raise ConfigError(f"micro_batch_tokens={self.micro_batch_tokens!r} must be at least 1, or 0 for none.")
-        if self.micro_batch_tokens and self.reduction == "micro_mean":
-            raise ConfigError(
-                "micro_batch_tokens cuts windows anew, and reduction='micro_mean' weighs samples by the micro-batch "
-                "they are in: use reduction='window_tokens', or leave micro_batch_tokens out."
-            )
-        check_capture(self.capture_dtype, self.capture_device, self.rule())
-        self._check_classifier()
-        self._check_calibration()
-        self._check_depth()
-        self._check_budget()
+        check_settings(self)
 
     def _coerce(self) -> None:
         if self.trainable_parameters == "none":  # on a command line
@@ -268,23 +214,6 @@ class MethodArguments:
                     pass
             setattr(self, name, value)
 
-    def _check_loss_options(self) -> None:
-        """Raise for values that make no loss, and for options of a loss that is not used."""
-        for name in ("npo_beta", "simnpo_beta", "dpo_beta", "undial_beta"):
-            if not (getattr(self, name) > 0.0 and isfinite(getattr(self, name))):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be positive and finite.")
-        for name in ("wga_beta", "satimp_beta1", "satimp_beta2"):
-            if not (getattr(self, name) >= 0.0 and isfinite(getattr(self, name))):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be finite and not negative.")
-        used = {name for role in ("forget", "retain") for name in self.loss(role).options}
-        for name, own in LOSS_OPTIONS.items():
-            value = getattr(self, name)
-            if name not in used and value != type(self).__dataclass_fields__[name].default:
-                raise ConfigError(
-                    f"{name}={value!r} is an option of forget_loss {' and '.join(map(repr, own))}, and this is "
-                    f"forget_loss={self.forget_loss!r}, which never reads it: leave it out, or change the loss."
-                )
-
     def _take_name(self) -> None:
         """Write out a method that is named after a forget loss."""
         default = type(self).__dataclass_fields__["forget_loss"].default
@@ -306,168 +235,6 @@ class MethodArguments:
                 )
             if hasattr(self, f"{role}_loss"):
                 setattr(self, f"{role}_loss", name)
-
-    def _check_sweep(self) -> None:
-        if not self.rule().sweeps:
-            return
-        for name, off in (("forget_until", "off"), ("budget", None), ("capture_dtype", "float32")):
-            if getattr(self, name) != off:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} acts while weights move, and method={self.method!r} changes them "
-                    "once, at the end of its sweep: leave it out."
-                )
-
-    def _check_radius(self) -> None:
-        if not isinstance(self.rho, str):
-            RhoSchedule(self.rho, self.rho_schedule)
-            return
-        if self.rho != "auto":
-            raise ConfigError(f"rho={self.rho!r} is not understood: give a positive number such as 0.4, or 'auto'.")
-        AutoRadius(self.rho_share)
-        if self.rho_schedule != "constant":
-            raise ConfigError(
-                f"rho='auto' finds ρ at every step, so rho_schedule={self.rho_schedule!r} has no meaning."
-            )
-        if self.rule().surrogate != "retain" or not self.rule().perturbs:
-            raise ConfigError(
-                f"rho='auto' is measured by the retain loss at w+δ, which method={self.method!r} does not compute: "
-                "give a number."
-            )
-
-    def _check_classifier(self) -> None:
-        """Raise for what is measured in answer tokens, which a classifier has none of."""
-        labels = [self.loss(role).unit == "label" for role in ("forget", "retain")]
-        if not any(labels):
-            return
-        for name, off in (("calibrate", "off"), ("budget", None), ("keep_best", "off")):
-            if getattr(self, name) != off:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} measures answer tokens, and the loss 'classification' has none: "
-                    "leave it out."
-                )
-        if self.forget_until in ("base", "alternates") or self.forget_level in TOKEN_LEVELS:
-            raise ConfigError(
-                f"forget_until={self.forget_until!r} with forget_level={self.forget_level!r} is for answers of several "
-                "tokens, and the loss 'classification' has one label: give forget_until='holdout' or a number, and "
-                "forget_level='sequence'."
-            )
-        if not all(labels):
-            raise ConfigError(
-                f"forget_loss={self.forget_loss!r} and retain_loss={self.retain_loss!r} are of different models: a "
-                "classifier needs 'classification' for both."
-            )
-
-    def _check_calibration(self) -> None:
-        if isinstance(self.calibrate, str) and self.calibrate not in ("off", "holdout"):
-            raise ConfigError(
-                f"calibrate={self.calibrate!r} is not understood: give 'off', 'holdout' or a target loss such as 2.5."
-            )
-        if self.calibrate == "off":
-            return
-        if not isinstance(self.calibrate, str) and not isfinite(self.calibrate):
-            raise ConfigError(f"calibrate={self.calibrate!r} is no target loss: give a finite number such as 2.5.")
-        check_margin(self.calibrate_margin)
-        if self.calibrate_every < 1:
-            raise ConfigError(f"calibrate_every={self.calibrate_every!r} must be at least 1.")
-        if not self.rule().pulls:
-            pulling = sorted(name for name in METHODS if build_rule(name).pulls)
-            raise ConfigError(
-                f"method={self.method!r} has no pull to calibrate: set calibrate='off', or use one of {pulling}."
-            )
-
-    def _check_depth(self) -> None:
-        until = self.forget_until
-        if self.keep_best not in ("off", "depth"):
-            raise unknown("keep_best", self.keep_best, ("off", "depth"))
-        if self.keep_best == "depth" and until == "off":
-            raise ConfigError(
-                "keep_best='depth' needs targets to be close to: set forget_until, e.g. 'holdout', or keep_best='off'."
-            )
-        if isinstance(until, str) and until not in ("off", *SOURCES):
-            raise ConfigError(
-                f"forget_until={until!r} is not understood: give 'off', {', '.join(map(repr, SOURCES))}, or a loss per "
-                "token such as 2.5."
-            )
-        if not isinstance(until, str) and not (isfinite(until) and until > 0.0):
-            raise ConfigError(f"forget_until={until!r} is no loss to reach: give a positive number such as 2.5.")
-        if not (self.forget_margin > 0.0 and isfinite(self.forget_margin)):
-            raise ConfigError(
-                f"forget_margin={self.forget_margin!r} must be positive: it is the distance from the target at which a "
-                "sample has full weight."
-            )
-        if self.forget_level not in LEVELS:
-            raise unknown("forget_level", self.forget_level, LEVELS)
-        if self.forget_beyond not in BEYOND:
-            raise unknown("forget_beyond", self.forget_beyond, BEYOND)
-        if self.forget_refresh < 0:
-            raise ConfigError(
-                f"forget_refresh={self.forget_refresh!r} must be at least 1 step, or 0 to measure the targets once."
-            )
-        if self.forget_refresh and until not in FOLLOWING:
-            raise ConfigError(
-                f"forget_refresh={self.forget_refresh!r} measures targets anew, and those of forget_until={until!r} do "
-                f"not follow the weights: use {' or '.join(map(repr, FOLLOWING))}, or forget_refresh=0."
-            )
-        if until == "off":
-            if self.forget_beyond != "leave":
-                raise ConfigError(
-                    f"forget_beyond={self.forget_beyond!r} has no effect without targets to be beyond: set "
-                    "forget_until, e.g. 'holdout', or forget_beyond='leave'."
-                )
-            return
-        if self.forget_refresh and self.keep_best == "depth":
-            raise ConfigError(
-                f"keep_best='depth' compares distances to the targets, and forget_refresh={self.forget_refresh!r} "
-                "moves these: set one of them off."
-            )
-        if self.forget_level in TOKEN_LEVELS and until == "alternates":
-            raise ConfigError(
-                f"forget_level={self.forget_level!r} needs a target for every token, and alternate answers have "
-                "others: use 'holdout', 'base' or a number, or forget_level='sequence'."
-            )
-        spec = self.loss("forget")
-        if spec.unit == "alternate":
-            raise ConfigError(
-                f"forget_until stops where the loss of the answer is high enough, and forget_loss={self.forget_loss!r} "
-                "computes that of the refusals alone: set forget_until='off', or use forget_loss='idk_dpo'."
-            )
-        if spec.alternative != "none" and self.forget_level in TOKEN_LEVELS:
-            raise ConfigError(
-                f"forget_level={self.forget_level!r} weighs the tokens of the answer, and forget_loss="
-                f"{self.forget_loss!r} compares two whole answers: use forget_level='sequence'."
-            )
-        if spec.reference == "activations":
-            raise ConfigError("forget_until bounds the loss of answers, and representation level has none: set 'off'.")
-        if "forget" not in self.rule().passes:
-            raise ConfigError(f"method={self.method!r} forgets nothing, so forget_until has no meaning: set 'off'.")
-        if self.forget_beyond == "leave":
-            return
-        rule = self.rule()
-        if "retain" not in rule.passes or rule.alternates or rule.sweeps:
-            raise ConfigError(
-                f"forget_beyond={self.forget_beyond!r} adds what is beyond its target to the retain loss, and "
-                f"method={self.method!r} has none in the steps that forget: set forget_beyond='leave', or use a method "
-                "such as 'rosu' or 'graddiff'."
-            )
-
-    def _check_budget(self) -> None:
-        for name, least in (("budget_every", 1), ("budget_tries", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be at least {least}.")
-        if self.budget_measure not in BUDGETS:
-            raise unknown("budget_measure", self.budget_measure, BUDGETS)
-        if self.budget is None:
-            if self.budget_measure != "loss":
-                raise ConfigError(
-                    f"budget_measure={self.budget_measure!r} has no effect without a budget: set budget, e.g. 0.02, or "
-                    "leave it out."
-                )
-            return
-        if not (self.budget > 0.0 and isfinite(self.budget)):
-            limit = "the loss may rise, e.g. 0.02 for 2 %" if self.budget_measure == "loss" else "KL may go, e.g. 0.02"
-            raise ConfigError(f"budget={self.budget!r} is exceeded from the start: give how far {limit}.")
-        if self.loss("forget").reference == "activations":
-            raise ConfigError("budget bounds the loss of answers, which representation level does not compute.")
 
     def check_run_of_method(self, args: TrainingArguments) -> None:
         """Raise for training arguments with which the method would do nothing, or spoil everything."""

@@ -28,7 +28,8 @@ from ..losses.depth import Depth, sample_nll
 from ..losses.language import IGNORE, answer_mask
 from ..losses.reference import SampleValues, evaluating, sample_keys
 from ..losses.registry import Batch
-from .config import TOKEN_LEVELS, MethodArguments
+from .config import MethodArguments
+from .method_checks import TOKEN_LEVELS
 
 TARGETS_FILE = "rosu_targets.safetensors"
 #: How many similar held-out samples stand for one forget sample.
