@@ -32,7 +32,8 @@ from .config import MethodArguments
 from .method_checks import TOKEN_LEVELS
 
 TARGETS_FILE = "rosu_targets.safetensors"
-#: How many similar held-out samples stand for one forget sample.
+#: How many similar held-out samples stand for one forget sample, and all that are as similar as the last of them:
+#: where the questions are the same, only the order of the data would tell them apart.
 NEIGHBOURS = 5
 
 
@@ -129,8 +130,9 @@ class Bound:
         for batch in unseen.forget():
             for key, sample in _tokens(batch):
                 if key not in self._near:
-                    order = sorted(range(len(known)), key=[-sample.likeness(other) for other, _ in known].__getitem__)
-                    near = order[:NEIGHBOURS]
+                    alike = [sample.likeness(other) for other, _ in known]
+                    least = sorted(alike)[-NEIGHBOURS:][0]
+                    near = [i for i, value in enumerate(alike) if value >= least]
                     self._near[key] = [near[int(generator.integers(len(near)))]] if self._settings.forget_draw else near
                 found = [counterparts(sample.answer, known[i][0].answer, known[i][1]) for i in self._near[key]]
                 values[key] = tuple(float(value) for value in np.mean(found, axis=0))
