@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 from ..errors import DataError
 from .sources import Pairs, text_of
@@ -34,13 +35,16 @@ def listed_alternates(
 
 
 def nearest_alternates(forget: Pairs, retain: Pairs) -> list[Pairs]:
-    """Every forget question with the answers to the retain questions that share most of their words with it."""
+    """Every forget question with the answers to the retain questions that share most of their words with it.
+
+    Among equals each question draws its own: by their order, the same five would stand for all questions of a kind.
+    """
     known = [(_words(question), answer) for question, answer in retain]
     found: list[Pairs] = []
     for question, answer in forget:
         words = _words(question)
         likeness = [(len(words & other) / max(1, len(words | other)), text) for other, text in known if text != answer]
-        best = sorted(likeness, key=lambda pair: -pair[0])[:NEIGHBOURS]
+        best = sorted(likeness, key=lambda pair: (-pair[0], crc32(f"{question} {pair[1]}".encode())))[:NEIGHBOURS]
         if not best:
             raise DataError("No retain row has another answer than the forget row: there is nothing to compare with.")
         found.append([(question, text) for _, text in best])

@@ -492,9 +492,9 @@ def test_token_targets_are_those_of_the_five_most_similar_samples_and_their_equa
         expected.append(np.mean(rows, axis=0))
         sizes.append(len(near))
     assert min(sizes) >= 5 and max(sizes) > 5  # there are equals
-    settings: dict[str, Any] = {"forget_until": "holdout", "forget_level": "token", "forget_draw": False, "max_steps": 1}
+    settings: dict[str, Any] = {"forget_until": "holdout", "forget_level": "token", "forget_draw": False}
     for name, data in (("as_listed", unseen), ("reversed", unseen[::-1])):
-        t = trainer(tmp_path / name, holdout_dataset=data, **settings)
+        t = trainer(tmp_path / name, holdout_dataset=data, max_steps=1, **settings)
         t.train()
         assert t._bound is not None
         for sample, truth in zip(FORGET, expected, strict=True):
@@ -521,6 +521,15 @@ def test_answers_to_similar_questions_stand_in_for_alternates() -> None:
     ]
     # words shared of all: 3/5, 3/7, 2/7, 1/7, 1/8, 0
     assert [text for _, text in nearest_alternates(forget, retain)[0]] == ["Rome", "Oslo", "Bonn", "here", "tea"]
+
+
+def test_equally_similar_answers_are_dealt_to_the_questions() -> None:
+    forget = [(f"where was F{i} born", "Riga") for i in range(20)]
+    retain = [(f"where was R{i} born", f"city {i}") for i in range(40)]
+    found = nearest_alternates(forget, retain)
+    assert all(len({text for _, text in own}) == 5 for own in found)
+    assert len({text for own in found for _, text in own}) > 30  # each missed by 20 draws of 5 of 40 with odds of 1:14
+    assert found == nearest_alternates(forget, retain)
 
 
 def test_what_is_set_aside_for_the_budget_is_not_trained_on(tmp_path: Path) -> None:
