@@ -7,6 +7,7 @@ flags are the same names with hyphens.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -231,11 +232,21 @@ def build(values: Mapping[str, Any]) -> Recipe:
     run = RunArguments(**{k: v for k, v in typed.items() if k in names})
     try:
         config = chosen(**{k: v for k, v in typed.items() if k not in names})
-    except RosuError:
-        raise
+    except RosuError as error:
+        raise _with_origin(error, values) from error
     except Exception as error:  # from TrainingArguments' own checks, which raise whatever they meet
         raise ConfigError(one_line(error) or type(error).__name__) from error
     return Recipe(run, config)
+
+
+def _with_origin(error: RosuError, values: Mapping[str, Any]) -> RosuError:
+    """The error, and which of the settings it names were given by a preset alone."""
+    name = values.get("preset", "none")
+    preset = {} if name in (None, "none") else PRESETS[name]
+    chosen = with_named_loss(with_preset(values))
+    own = [key for key, value in preset.items() if key not in values and chosen.get(key) == value]
+    named = [key for key in own if re.search(rf"\b{key}\b", str(error))]
+    return type(error)(f"{error} Given by preset={name!r}: {', '.join(named)}.") if named else error
 
 
 def type_values(values: Mapping[str, Any]) -> tuple[type[ROSUConfig], dict[str, Any]]:

@@ -382,6 +382,17 @@ def test_a_preset_leaves_out_what_does_not_go_along(preset: str, given: dict[str
     assert config.forget_until == given.get("forget_until", "holdout")
 
 
+@pytest.mark.parametrize("preset", ["recommended", "small"])
+@pytest.mark.parametrize("method", ["idk_nll", "ft", "ssd"])
+def test_what_a_preset_gave_is_named_where_it_cannot_work(preset: str, method: str) -> None:
+    with pytest.raises(ConfigError, match=rf"forget_until.* Given by preset='{preset}': forget_until"):
+        build({"preset": preset, "method": method, "output_dir": "unused"})
+    with pytest.raises(ConfigError, match="forget_until") as caught:
+        build({"preset": preset, "method": method, "forget_until": 2.0, "forget_level": "sequence", "output_dir": "u"})
+    assert "Given by" not in str(caught.value)
+    assert build({"preset": preset, "method": method, "forget_until": "off", "output_dir": "unused"}).config.rule()
+
+
 def test_the_recommended_preset_is_the_papers_but_for_its_depth() -> None:
     other = {key for key, value in PRESETS["recommended"].items() if PRESETS["paper"].get(key) != value}
     assert other == {"forget_until", "forget_level", "forget_margin", "forget_draw"}
