@@ -55,7 +55,14 @@ class Budget(TrainerCallback):
         self.noted_rise = 0.0
         self.initial: float | None = None
         self.returns = 0
+        #: Of the learning rate.
+        self.halvings = 0
         self.noted_at = self.returned_at = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether the run has stopped for good: it went back more often than it may."""
+        return self.returns > self._settings.budget_tries
 
     def begin(self, step: UnlearningStep) -> None:
         """Before the first step of a run or of its continuation."""
@@ -103,14 +110,15 @@ class Budget(TrainerCallback):
             return control
         if last:
             logger.warning("%s, and end there.", where)
-        elif self.returns > self._settings.budget_tries:
+        elif self.spent:
             logger.warning("%s, and stop: the budget was exceeded %d times.", where, self.returns)
             control.should_training_stop = True
         elif self.returns % 2 and self._step.rule.pulls:
             self._step.pull_scale *= 0.5
             logger.warning("%s; the pull is now %g of what it was.", where, self._step.pull_scale)
         else:
-            halve_learning_rate(self._step.optimizer, kwargs.get("lr_scheduler"))
+            scale_learning_rate(self._step.optimizer, 0.5, kwargs.get("lr_scheduler"))
+            self.halvings += 1
             logger.warning("%s; the learning rate is halved.", where)
         return control
 
@@ -144,8 +152,10 @@ class Budget(TrainerCallback):
     def _go_back(self) -> None:
         assert self._step is not None
         state = self._step.optimizer.state
-        if not any(name.startswith("state.") for name in self._note):
-            state.clear()
+        noted = [int(name.split(".")[1]) for name in self._note if name.startswith("state.")]
+        noted += [int(name.split(".")[0]) for name in self.numbers]
+        for parameter in list(state)[max(noted, default=-1) + 1 :]:  # their first step came after the note
+            del state[parameter]
         for name, value in self._tensors().items():
             value.copy_(self._note[name])
         for name, own, key in self._counts():
@@ -172,7 +182,7 @@ class Budget(TrainerCallback):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint says of it, beside the note."""
-        names = ("initial", "returns", "noted_at", "noted_rise", "returned_at", "numbers")
+        names = ("initial", "returns", "halvings", "noted_at", "noted_rise", "returned_at", "numbers")
         return {name: getattr(self, name) for name in names}
 
     def save(self, folder: Path, rank: int) -> None:
@@ -185,8 +195,10 @@ class Budget(TrainerCallback):
 
         A second training of one model is measured by what was before the first, but not where a ``new_model`` is made.
         """
-        self._step, self._note = None, {}
-        self.returns = self.noted_at = self.returned_at = self._looked_at = 0
+        if checkpoint is None and self._step is not None and not new_model:  # the optimizer stays
+            scale_learning_rate(self._step.optimizer, 2.0**self.halvings)
+        self._step, self._note, self.numbers = None, {}, {}
+        self.returns = self.halvings = self.noted_at = self.returned_at = self._looked_at = 0
         if checkpoint is not None:
             self._note = load_file(part_of(checkpoint, NOTE_FILE.format(rank=rank), "a budget"))
             for name in self.state().keys() & known.keys():
@@ -210,12 +222,12 @@ def check_budget_data(samples: Any) -> None:
         )
 
 
-def halve_learning_rate(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+def scale_learning_rate(optimizer: torch.optim.Optimizer, factor: float, scheduler: Any = None) -> None:
     """From the next step on, whatever the schedule."""
     for group in optimizer.param_groups:
-        group["lr"] *= 0.5
+        group["lr"] *= factor
         if "initial_lr" in group:
-            group["initial_lr"] *= 0.5
+            group["initial_lr"] *= factor
     scheduler = getattr(scheduler, "scheduler", scheduler)  # accelerate's wrapper
     if hasattr(scheduler, "base_lrs"):
-        scheduler.base_lrs = [0.5 * rate for rate in scheduler.base_lrs]
+        scheduler.base_lrs = [factor * rate for rate in scheduler.base_lrs]

@@ -200,6 +200,8 @@ class MethodArguments:
         for name, hint in _method_hints(kind).items():
             if name not in ("beta", "calibrate") and name in self.__dict__:
                 setattr(self, name, coerce(name, getattr(self, name), hint))
+        if self.keep_best in (False, "no", "False"):  # YAML reads a bare off as a boolean
+            self.keep_best = "off"
         # Flags and YAML 1.1 hand over numbers as text ("0.2", "1e-3").
         for name, names in NAMES.items():
             value = getattr(self, name)

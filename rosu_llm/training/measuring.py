@@ -291,7 +291,8 @@ class Measuring(Base):  # type: ignore[misc]
             self._drift.restart(checkpoint, new_model=new_model)
         if self._best is not None:
             self._best.restart(checkpoint, self._known_state.get("best", {}), self._note_rank())
-        if checkpoint is None and (self._references.needs_logprobs or (self._bound and self._bound.measured)):
+        ahead = self._references.needs_logprobs or (self._bound is not None and self._bound.measured)
+        if self._best is not None or (checkpoint is None and ahead):
             self._check_indexable()
         self._metrics.clear()
         self._metrics.update(self._known_state.get("since_last_log", {}))
@@ -357,8 +358,9 @@ class Measuring(Base):  # type: ignore[misc]
 
     def _check_indexable(self) -> None:
         if not hasattr(self.train_dataset, "__getitem__") or not hasattr(self.train_dataset, "__len__"):
+            settings = self.method_args
             raise DataError(
-                f"forget_loss={self.method_args.forget_loss!r} with forget_until={self.method_args.forget_until!r} "
-                "computes values of each sample up front and needs a data set with a length; for streamed data use nll "
-                "or simnpo, and 'off' or a number."
+                f"forget_loss={settings.forget_loss!r} with forget_until={settings.forget_until!r} and "
+                f"keep_best={settings.keep_best!r} computes values of each sample and needs a data set with a length; "
+                "for streamed data use nll or simnpo, forget_until 'off' or a number, and keep_best 'off'."
             )

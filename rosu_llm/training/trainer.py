@@ -303,9 +303,12 @@ class ROSUMixin(Measuring, PairedEvaluation, Saving):
         self._step = self._pull_hook = None
 
     def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """No batches where a resumed run is at its end already: transformers would make one more step of them."""
-        if 0 < self.state.max_steps <= self.state.global_step:
+        """No batches where a resumed run has ended already: transformers would make one more step of them."""
+        spent = self._budget is not None and self._budget.spent
+        if spent or 0 < self.state.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
+            if self._best is not None and self._step is None:  # its weights are put back at the end
+                self._best.begin(self._build_step(self.model_wrapped))
             return [], None
         return super().get_batch_samples(epoch_iterator, *args, **kwargs)
 

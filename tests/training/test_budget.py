@@ -104,6 +104,55 @@ def test_resuming_between_looks_reproduces_the_run(tmp_path: Path) -> None:
     assert whole._budget.returns > 0
 
 
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_run_that_its_budget_has_stopped_goes_on_only_with_more_tries(more: int, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"budget": 1e-9, "learning_rate": 5e-2, "save_strategy": "steps", "save_steps": 2}
+    stopped, _ = trainer(tmp_path, budget_tries=0, **settings)
+    stopped.train()
+    assert stopped.state.global_step == 2
+    again, watch = trainer(tmp_path, budget_tries=more, **settings)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == (6 if more else 2)
+    assert bool(watch.weights) == bool(more)
+    assert torch.equal(flat(again.model.parameters()), flat(stopped.model.parameters()))
+
+
+def test_a_second_training_has_its_own_learning_rate(tmp_path: Path) -> None:
+    t, watch = trainer(tmp_path, budget=0.5, max_steps=6, budget_tries=5, method="graddiff", lr_scheduler_type="linear")
+    assert t._budget is not None
+    for values in ([1.0, 2.0, 2.0, 1.0], [1.0, 1.0, 1.0, 1.0]):
+        looks = iter(values)
+        t._budget._measure = lambda looks=looks: next(looks)  # type: ignore[misc]
+        t.train()
+    fresh, free = trainer(tmp_path / "free", max_steps=6, method="graddiff", lr_scheduler_type="linear")
+    fresh.train()
+    assert watch.rates[:6] != free.rates
+    assert watch.rates[6:] == free.rates
+
+
+def test_a_state_that_is_younger_than_the_note_goes_with_its_step(tmp_path: Path) -> None:
+    """A parameter that no batch before the note has used: it has no moments then."""
+    t, _ = trainer(tmp_path, budget=0.5, max_steps=4, method="graddiff")
+    assert t._budget is not None
+    late = [p for p in t.model.parameters() if p.requires_grad][-1]
+
+    moments: dict[str, Any] = {}
+    values = iter([1.0, 1.2, 2.0])
+
+    def looked() -> float:
+        value = next(values)
+        if value == 1.2:  # as if the note came before its first gradient
+            moments["late"] = t.raw_optimizer().state.pop(late)
+        elif value == 2.0:
+            moments["after"] = len(t.raw_optimizer().state)
+        return value
+
+    t._budget._measure = looked
+    t.train()
+    assert late not in t.raw_optimizer().state
+    assert len(t.raw_optimizer().state) == moments["after"] - 1
+
+
 def test_a_method_without_a_pull_learns_more_slowly_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     t, watch = trainer(tmp_path, method="graddiff", budget=0.5, budget_tries=2, learning_rate=5e-2)
     assert t._budget is not None

@@ -335,9 +335,31 @@ def test_the_closest_weights_are_kept(level: str, tmp_path: Path) -> None:
     again = trainer(tmp_path, **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert torch.equal(flat(again.model.parameters()), flat(t.model.parameters()))
+    ended = trainer(tmp_path, **settings)  # nothing is left to do but to put them back
+    ended.train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
+    assert torch.equal(flat(ended.model.parameters()), flat(t.model.parameters()))
     (tmp_path / "checkpoint-3" / "rosu_best_0.safetensors").unlink()
     with pytest.raises(ConfigError, match="rosu_best_0"):
         trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+class Streamed(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Pairs without a length."""
+
+    def __iter__(self) -> Any:
+        return iter(ForgetRetainDataset(FORGET, RETAIN))
+
+
+def test_the_closest_weights_are_not_looked_for_in_streamed_data(tmp_path: Path) -> None:
+    settings = config(tmp_path, forget_until=4.5, keep_best="depth", max_steps=2)
+    with pytest.raises(DataError, match=r"keep_best='depth' computes values of each sample .* keep_best 'off'"):
+        ROSUTrainer(tiny_llama(), settings, train_dataset=Streamed()).train()
+
+
+@pytest.mark.parametrize("off", [False, "no", "off"])
+def test_off_is_off_however_yaml_reads_it(off: Any, tmp_path: Path) -> None:
+    made = config(tmp_path, keep_best=off, forget_until=off, calibrate=off)
+    assert (made.keep_best, made.forget_until, made.calibrate) == ("off", "off", "off")
 
 
 def test_adapters_are_bounded_too(tmp_path: Path) -> None:
