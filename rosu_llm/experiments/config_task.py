@@ -22,9 +22,8 @@ from ..errors import DataError
 from ..evaluation.memorisation import degenerate_share, membership_auc, score
 from ..recipes.next_token import chat_format, sample_reader
 from ..recipes.prepare import Loaded, load, prepare
-from ..recipes.settings import WITHOUT_OUTPUT, Recipe, RunArguments, build, type_values
+from ..recipes.settings import WITHOUT_OUTPUT, Recipe, RunArguments, build, type_values, without_unseen
 from ..training.method_checks import NAMES
-from ..training.presets import WITHOUT_UNSEEN
 from .attempt import ANSWER_COLUMNS, Started, Steps
 
 #: Without influence on the figures, or part of the key elsewhere.
@@ -79,10 +78,11 @@ class ConfigTask:
             self.notes = (f"The attack's non-members are those that {seen[0]}: holdout has seen the loss of.",)
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("model_name_or_path", "forget_data", "retain_data", "holdout_data")
-        contents = {name: _contents(settings.get(name)) for name in names}
+        always = ("model_name_or_path", "forget_data", "retain_data", "holdout_data")
+        contents = {name: _contents(settings.get(name)) for name in always}
         own = {"retain_model": self._retain_model, "unseen_data": self._unseen_data}
-        own |= {name: settings.get(name) for name in ("alternates", "refusals")}
+        names = ("alternates", "refusals", "base_model", "budget_data", "memory_file")
+        own |= {name: settings.get(name) for name in names}
         return {"task": "config", **contents, **{name: _contents(value) for name, value in own.items() if value}}
 
     def reference_seeds(self, seeds: Sequence[int]) -> list[int]:
@@ -94,7 +94,7 @@ class ConfigTask:
 
     def refer(self, name: str, seed: int, steps: Steps) -> Started:
         own = {"model_name_or_path": self._retain_model} if name == "retain_only" else {}
-        recipe = build({**self.base, **own, **WITHOUT_OUTPUT, **WITHOUT_UNSEEN, "output_dir": "unused"})
+        recipe = build({**without_unseen(self.base), **own, **WITHOUT_OUTPUT, "output_dir": "unused"})
         loaded = load(recipe)
         model = loaded.model.to(recipe.config.device)
         return Started(None, lambda: self._measure(model, recipe, loaded))
@@ -183,7 +183,8 @@ def complete(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def typed_setting(name: str, value: Any, base: Mapping[str, Any]) -> Any:
     """``value`` as the setting ``name`` of a run with the settings ``base`` takes it."""
-    return as_number(name, type_values({**base, name: value})[1][name])
+    typed = type_values({**base, name: value})[1][name]
+    return value if name == "method" else as_number(name, typed)  # one named after a loss stays that
 
 
 def as_number(name: str, value: Any) -> Any:

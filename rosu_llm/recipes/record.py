@@ -44,7 +44,8 @@ _FREE = (
 ).split()
 #: Restored with the optimizer, whatever the settings say.
 _IN_OPTIMIZER = "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon optim".split()
-_SOURCES = {"model_name_or_path", "forget_data", "retain_data", "holdout_data", "chat_format", "refusals", "alternates"}
+_FILES = ("forget_data", "retain_data", "holdout_data", "budget_data", "refusals", "alternates")
+_SOURCES = {*_FILES, "model_name_or_path", "chat_format", "base_model", "memory_file"}
 
 
 def run_settings(arguments: RunArguments, method: MethodArguments, training: Any) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def settings_to_keep(arguments: RunArguments, config: ROSUConfig) -> dict[str, A
 def _contents(arguments: RunArguments) -> dict[str, Any]:
     """Setting → digests of the files it names; those on the hub have none."""
     found: dict[str, Any] = {}
-    for name in ("forget_data", "retain_data", "holdout_data", "refusals", "alternates"):
+    for name in _FILES:
         given = getattr(arguments, name) or []
         for source in [given] if isinstance(given, str) else given:
             try:

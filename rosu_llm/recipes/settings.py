@@ -25,7 +25,7 @@ from ..losses import LOSSES
 from ..representation.config import RepresentationConfig
 from ..training.config import ROSUConfig
 from ..training.method_checks import FOLLOWING, NAMES
-from ..training.presets import PRESETS, with_named_loss
+from ..training.presets import PRESETS, WITHOUT_UNSEEN, with_named_loss
 from ..training.values import coerce
 
 #: Options of ``rosu train`` itself, written with hyphens and on the command line only.
@@ -154,6 +154,15 @@ WITHOUT_OUTPUT: dict[str, Any] = {
     "disable_tqdm": True,
     "logging_steps": 1,
 }
+
+
+def without_unseen(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that measures nothing besides its method's own data."""
+    kept = {**values, **WITHOUT_UNSEEN}
+    loss = with_named_loss(with_preset(kept)).get("forget_loss")
+    if not (isinstance(loss, str) and loss in LOSSES and LOSSES[loss].alternative == "alternates"):
+        kept["alternates"] = None  # they were for the level
+    return kept
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ WITHOUT_UNSEEN: Mapping[str, Any] = {
     "forget_refresh": 0,
     "keep_best": "off",
     "budget": None,
+    "budget_measure": "loss",
 }
 
 #: What turns any method into its bounded form: every answer and every token up to the level of unseen data.

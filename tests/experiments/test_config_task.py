@@ -97,6 +97,27 @@ def test_changed_files_are_another_task(values: dict[str, Any]) -> None:
     assert first != second != task.identity(settings)
 
 
+@pytest.mark.parametrize("name", ["budget_data", "alternates", "memory_file", "base_model"])
+def test_changed_files_that_only_some_runs_read_are_another_task(
+    name: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "read"
+    path.write_text("one")
+    task, settings = ConfigTask(values), complete({**values, name: str(path)})
+    first = task.identity(settings)
+    path.write_text("two")
+    assert task.identity(settings) != first
+
+
+def test_the_model_before_is_measured_whatever_the_runs_look_at(values: dict[str, Any], tmp_path: Path) -> None:
+    plain = ConfigTask(values).refer("before", 0, QUIET).measure()
+    other = tmp_path / "other.jsonl"
+    other.write_text("{}\n")
+    watching = {"forget_until": "alternates", "alternates": str(other), "budget": 0.02, "budget_measure": "kl"}
+    for own in (watching, {**watching, "preset": "recommended"}):
+        assert ConfigTask({**values, **own}).refer("before", 0, QUIET).measure() == plain
+
+
 def test_what_is_missing_is_said_before_any_cell() -> None:
     with pytest.raises(ConfigError, match="forget_data is missing"):
         ConfigTask({"model_name_or_path": "m", "retain_data": "r"})

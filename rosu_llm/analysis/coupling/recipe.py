@@ -15,9 +15,8 @@ from torch.utils.data import ConcatDataset
 
 from ...recipes.prepare import Loaded, assemble, load
 from ...recipes.run import instead_of_training
-from ...recipes.settings import WITHOUT_OUTPUT, Recipe, build
+from ...recipes.settings import WITHOUT_OUTPUT, Recipe, build, without_unseen
 from ...training.layout import compute_dtype
-from ...training.presets import WITHOUT_UNSEEN
 from ...training.trainer import ROSUMixin
 from ...training.window import PARTS
 from .diagnosis import Diagnosis
@@ -25,12 +24,12 @@ from .measure import measure_windows
 from .pairs import CouplingPlan, PairWindows
 
 #: Settings of a run that do not apply to a diagnosis: it takes no step, writes no checkpoint and fades no pull.
-REPLACED: dict[str, Any] = {**WITHOUT_OUTPUT, **WITHOUT_UNSEEN, "max_steps": 1}
+REPLACED: dict[str, Any] = {**WITHOUT_OUTPUT, "max_steps": 1}
 
 
 def diagnosis_recipe(values: Mapping[str, Any], out: Path | None = None) -> Recipe:
     """The run that settings of ``rosu train`` describe; ``out`` replaces its output_dir."""
-    recipe = build({**values, **REPLACED})
+    recipe = build({**without_unseen(values), **REPLACED})
     recipe.config.output_dir = recipe.config.output_dir if out is None else str(out)
     return recipe
 

@@ -22,9 +22,8 @@ from ...errors import ConfigError
 from ...evaluation.model_identity import find_model, identity
 from ...recipes.prepare import prepare
 from ...recipes.run import instead_of_training
-from ...recipes.settings import WITHOUT_OUTPUT, Recipe, build
+from ...recipes.settings import WITHOUT_OUTPUT, Recipe, build, without_unseen
 from ...training.preflight import preflight
-from ...training.presets import WITHOUT_UNSEEN
 from ...training.trainer import ROSUMixin
 from ...training.window import PARTS
 from .gradients import Progress, choose_route, pair_source
@@ -100,8 +99,7 @@ def audit_orthogonality(
         forget_batch_size: samples in a forget mini-batch; None for the recipe's window.
         per_sample: ``auto``, ``yes`` or ``no``: compute all per-sample gradients once and keep them.
     """
-    own = {**WITHOUT_UNSEEN, "holdout_data": None, "output_dir": str(out)}
-    recipe = build({**values, **WITHOUT_OUTPUT, **own})
+    recipe = build({**without_unseen(values), **WITHOUT_OUTPUT, "holdout_data": None, "output_dir": str(out)})
     _check(recipe)
     config = recipe.config
     window = config.train_batch_size * config.gradient_accumulation_steps * config.world_size

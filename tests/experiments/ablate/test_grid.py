@@ -6,7 +6,7 @@ import pytest
 
 from rosu_llm.errors import ConfigError
 from rosu_llm.experiments.ablate.grid import GRIDS, free_grid, named_grid
-from rosu_llm.experiments.config_task import known_settings
+from rosu_llm.experiments.config_task import complete, known_settings
 from rosu_llm.geometry import METHODS
 
 KNOWN = known_settings({}) | {"protect_rank"}
@@ -62,6 +62,17 @@ def test_axes_give_all_combinations_with_typed_values() -> None:
         {"method": m, "rho": r} for m in ("rosu", "uam") for r in (0.1, 0.2)
     ]
     assert grid.variants[1].label == "method = rosu, ρ = 0.2"
+
+
+def test_methods_that_are_named_after_a_loss_are_rows_of_their_own() -> None:
+    variants = free_grid(["method=npo,simnpo,graddiff"], {}, {}).variants
+    made = [complete(dict(variant.settings)) for variant in variants]
+    assert [(own["method"], own["forget_loss"]) for own in made] == [
+        ("graddiff", "npo"),
+        ("graddiff", "simnpo"),
+        ("graddiff", "nll"),
+    ]
+    assert [variant.label for variant in variants] == ["method = npo", "method = simnpo", "method = graddiff"]
 
 
 def test_numbers_of_settings_that_also_take_names_are_numbers() -> None:
