@@ -4,8 +4,9 @@ The gradient of a sample is weighted by clip((T − ℓ)/margin, 0, 1): ℓ is t
 per token (of an image: of its class), and T what it should become. What is as unlikely as data never seen is left
 alone, and taken up again if it comes back. Single tokens may have a T each. Raising some of them drags the others of
 their answer beyond theirs, so a token's weight may be multiplied by that of its whole answer (``whole``), and what is
-beyond its T may be brought back (``returns``): weighted by clip((ℓ − T)/margin, 0, 1), it becomes part of what is to be
-kept (:func:`returned`). A method then sees it in its retain loss: ROSU's perturbation is neutral to it as well.
+beyond its T may be brought back: by the forget loss itself, where weights go down to −1 (``reverse``), or as part of
+what is to be kept, weighted by clip((ℓ − T)/margin, 0, 1) (``return``, :func:`returned`). A method then sees it in its
+retain loss: ROSU's perturbation is neutral to it as well.
 
 The weight multiplies the gradient where it enters the logits, so every loss that reads them is bounded alike. It is
 taken at the first pass of a step and stays through the others; no gradient goes through it.
@@ -45,11 +46,13 @@ class Depth:
         targets: T per row (shape [batch]), or per predicting position (shape [batch, length − 1]).
         margin: distance from T at which a sample has its full weight.
         whole: with T per position, weigh every position by its whole row, too, where both are on the same side of T.
-        returns: also weigh what is beyond T, below 0: for those who lower it instead of leaving it alone.
+        beyond: what becomes of what is beyond T: ``leave``, ``reverse`` or ``return``. The last two weigh it below 0.
     """
 
-    def __init__(self, targets: Targets, margin: float, *, whole: bool = False, returns: bool = False) -> None:
-        self._targets, self._margin, self._whole, self.returns = targets, margin, whole, returns
+    def __init__(self, targets: Targets, margin: float, *, whole: bool = False, beyond: str = "leave") -> None:
+        self._targets, self._margin, self._whole = targets, margin, whole
+        self._least = 0.0 if beyond == "leave" else -1.0
+        self.reverses, self.returns = beyond == "reverse", beyond == "return"
         #: The mean weight of the first step with any, which a resumed run must know.
         self.start: float | None = None
         self._seen: list[Tensor] = []  # on their device until they are read
@@ -75,7 +78,7 @@ class Depth:
         return weights
 
     def _share(self, left: Tensor) -> Tensor:
-        return (left / self._margin).clamp(-1.0 if self.returns else 0.0, 1.0)
+        return (left / self._margin).clamp(self._least, 1.0)
 
     @torch.no_grad()
     def distance(self, levels: Tensor, batch: Batch) -> tuple[float, float]:
@@ -97,12 +100,13 @@ class Depth:
         return torch.stack(self._seen).cpu().double().sum(0)
 
     def remaining(self, mean_over_ranks: Callable[[Tensor], Tensor]) -> float:
-        """How much is left to forget: the mean weight of this step's batches over that of the first that had any.
+        """How much is left to do: the mean weight of this step's batches over that of the first that had any.
 
-        Where what goes too far returns, its square root, as the length of a sum of unrelated gradients falls.
+        With ``reverse`` what is to be lowered is left, too. With ``return`` the square root, as the length of a sum of
+        unrelated gradients falls.
         """
-        count, weight = mean_over_ranks(self._totals()[:2]).tolist()
-        mean = float(weight / count) if count else 0.0
+        count, raised, *_, lowered = mean_over_ranks(self._totals()).tolist()
+        mean = float((raised + (lowered if self.reverses else 0.0)) / count) if count else 0.0
         if mean == 0.0:
             return 0.0
         if self.start is None:
@@ -117,7 +121,7 @@ class Depth:
         if not count:
             return {}
         means = {"remaining": weight, "reached": reached, "target": target, "loss": loss}
-        if self.returns:
+        if self._least:
             means["beyond"] = beyond
         return {f"depth/{name}": value / count for name, value in means.items()}
 
@@ -168,12 +172,17 @@ class Gate:
             self._weights = self._depth.weigh(levels.detach(), self._batch)
         return self._weights
 
+    def _raising(self, levels: Tensor) -> Tensor:
+        """The weights in the forget loss."""
+        weights = self.weights(levels)
+        return weights if self._depth.reverses else weights.clamp(min=0.0)
+
     def weigh(self, values: Tensor, levels: Tensor, positions: tuple[Tensor, Tensor] | None = None) -> None:
         """Weigh the gradient of ``values``: numbers per answer token, at ``positions``, or of every row and position.
 
         ``levels`` holds −log p of every answer token, shape [batch, length − 1].
         """
-        weights = self.weights(levels).clamp(min=0.0)
+        weights = self._raising(levels)
         if not values.requires_grad:
             return
         weights = weights if weights.dim() > 1 else weights[:, None].expand(levels.shape)
@@ -191,7 +200,7 @@ class Gate:
 
     def weigh_rows(self, values: Tensor, levels: Tensor) -> None:
         """Weigh the gradient of one number per row, for losses that compare whole answers; ``levels`` as above."""
-        weights = self.weights(levels).clamp(min=0.0)
+        weights = self._raising(levels)
         if not values.requires_grad:
             return
 

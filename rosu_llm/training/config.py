@@ -103,7 +103,10 @@ class MethodArguments:
         metadata=_help("What reaches it: whole answers (sequence), every token for itself (token), or both."),
     )
     forget_beyond: str = field(
-        default="leave", metadata=_help("What is beyond it: leave it alone, or return it as part of what is kept.")
+        default="leave",
+        metadata=_help(
+            "What is beyond it: leave it alone, reverse its gradient, or return it as part of what is kept."
+        ),
     )
     forget_draw: bool = field(
         default=True, metadata=_help("holdout: one loss drawn for each sample; false takes their mean for all.")

@@ -71,8 +71,8 @@ class Bound:
         self.targets = SampleValues()
         #: For every forget sample the places of the held-out samples that stand for it, once they were looked for.
         self._near: dict[str, list[int]] = {}
-        whole, returns = settings.forget_level == "both", settings.forget_beyond == "return"
-        self.depth = Depth(self._of, settings.forget_margin, whole=whole, returns=returns)
+        whole, beyond = settings.forget_level == "both", settings.forget_beyond
+        self.depth = Depth(self._of, settings.forget_margin, whole=whole, beyond=beyond)
 
     @property
     def measured(self) -> bool:

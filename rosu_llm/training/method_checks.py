@@ -23,7 +23,7 @@ FOLLOWING = ("holdout", "alternates")
 TOKEN_LEVELS = ("token", "both")
 LEVELS = ("sequence", *TOKEN_LEVELS)
 #: What happens to samples or tokens beyond their targets.
-BEYOND = ("leave", "return")
+BEYOND = ("leave", "reverse", "return")
 #: What a budget may bound.
 BUDGETS = ("loss", "kl")
 #: Settings that are a number or one of these names.
@@ -227,7 +227,7 @@ def _check_depth(settings: MethodArguments) -> None:
         raise ConfigError("forget_until bounds the loss of answers, and representation level has none: set 'off'.")
     if "forget" not in settings.rule().passes:
         raise ConfigError(f"method={settings.method!r} forgets nothing, so forget_until has no meaning: set 'off'.")
-    if settings.forget_beyond == "leave":
+    if settings.forget_beyond != "return":
         return
     rule = settings.rule()
     if "retain" not in rule.passes or rule.alternates or rule.sweeps:

@@ -19,6 +19,7 @@ BUDGET = {"budget": 1e-9, "budget_every": 2, "budget_tries": 5, "learning_rate":
 BEST = {"method": "graddiff", "forget_until": 4.3, "forget_margin": 0.01, "keep_best": "depth", "budget_every": 1}
 #: Some answers start beyond the target and join the retain loss, others are short of it.
 RETURNED = {"forget_until": 4.3, "forget_margin": 0.2, "forget_beyond": "return"}
+REVERSED = {**RETURNED, "forget_beyond": "reverse", "max_steps": 4}
 #: Of forty retain samples three batches of a part are counted by two processes, one of them twice.
 STORED = {"method": "forget_only", "directions": 3}
 #: Two passes over the retain data, a checkpoint between them, and a budget that is measured but never exceeded.
@@ -54,6 +55,7 @@ EVERYWHERE: Cases = {
 BESIDES: dict[str, Cases] = {
     "ddp": {
         "returned": RETURNED,
+        "reversed": REVERSED,
         "twenty": {"max_steps": 20, "calibrate": "holdout"},
         "unlike": {"unlike": True},
         "vision": VISION,
@@ -63,6 +65,7 @@ BESIDES: dict[str, Cases] = {
     },
     "zero3": {
         "returned": RETURNED,
+        "reversed": REVERSED,
         "based": BASED,
         "divergence": {**DIVERGENCE, **SAVED},
         "third": THIRD,
@@ -101,7 +104,8 @@ def alone() -> Cases:
     """What one process trains for comparison."""
     names = ("plain", "calibrated", "bounded", "best", "stored", "refreshed")
     found = {name: EVERYWHERE[name] for name in names} | {"lora": ADAPTER, "based": BASED, "divergence": DIVERGENCE}
-    found |= {"third": THIRD, "distilled": DISTILLED, "vision": VISION, "returned": RETURNED}
+    found |= {"third": THIRD, "distilled": DISTILLED, "vision": VISION}
+    found |= {"returned": RETURNED, "reversed": REVERSED}
     return {**found, **PER_SAMPLE, **HESSIANS, **OTHERS}
 
 

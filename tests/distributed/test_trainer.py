@@ -119,8 +119,9 @@ def test_bounded_forgetting_with_an_automatic_radius(layout: str, runs: Runs) ->
 
 
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
-def test_what_is_beyond_its_target_returns_alike(layout: str, runs: Runs) -> None:
-    spread, truth = runs(layout)["returned"], runs("local")["returned"]
+@pytest.mark.parametrize("case", ["reversed", "returned"])
+def test_what_is_beyond_its_target_comes_back_alike(layout: str, case: str, runs: Runs) -> None:
+    spread, truth = runs(layout)[case], runs("local")[case]
     assert any(entry["depth/remaining"] > 0.0 < entry["depth/beyond"] for entry in truth.logs)
     assert difference(spread, truth) < 1e-4
     for mine, theirs in zip(spread.logs, truth.logs, strict=True):

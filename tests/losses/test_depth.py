@@ -11,6 +11,7 @@ from torch import Tensor
 from rosu_llm.errors import ConfigError
 from rosu_llm.losses import LossContext, ReferenceLogProbs, get_loss
 from rosu_llm.losses.depth import GATE, Depth, returned
+from rosu_llm.training.method_checks import BEYOND
 from tests.losses import naive
 from tests.models import CleanLM, samples
 
@@ -38,7 +39,7 @@ def gradient(net: CleanLM, loss: Tensor) -> Tensor:
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)])
 
 
-def bounded(net: CleanLM, name: str, given: Tensor, **options: bool) -> tuple[Tensor, Depth, Tensor]:
+def bounded(net: CleanLM, name: str, given: Tensor, **options: Any) -> tuple[Tensor, Depth, Tensor]:
     """What is raised, and what is lowered because it is beyond its target."""
     batch = naive.padded(BATCH, 14)
     depth = Depth(lambda _: given, 0.5, **options)
@@ -48,15 +49,16 @@ def bounded(net: CleanLM, name: str, given: Tensor, **options: bool) -> tuple[Te
     return loss, depth, returned(net, {**batch, GATE: gate}, LossContext())
 
 
-@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("way", BEYOND)
 @pytest.mark.parametrize("name", ["nll", "npo", "simnpo"])
-def test_each_share_is_weighted_by_its_distance_from_the_target(name: str, returns: bool) -> None:
+def test_each_share_is_weighted_by_its_distance_from_the_target(name: str, way: str) -> None:
     """Against the samples one by one, unpadded; the value of the loss is that of the unbounded one.
 
-    What is beyond its target is lowered by its own negative log-likelihood, whatever the loss.
+    What is beyond its target and returns is lowered by its own negative log-likelihood, whatever the loss; what is
+    reversed, by the loss itself.
     """
-    net = model()
-    loss, depth, lowered = bounded(net, name, torch.tensor(targets(), dtype=torch.float64), returns=returns)
+    net, returns = model(), way == "return"
+    loss, depth, lowered = bounded(net, name, torch.tensor(targets(), dtype=torch.float64), beyond=way)
     expected = torch.zeros(sum(p.numel() for p in net.parameters()), dtype=torch.float64)
     beyond, far = torch.zeros((), dtype=torch.float64), 0.0
     whole = 0.0
@@ -67,31 +69,32 @@ def test_each_share_is_weighted_by_its_distance_from_the_target(name: str, retur
                 net, naive.padded([sample], len(sample["input_ids"])), context(net)
             )
             weight = min(1.0, max(-1.0, (target - sum(tokens) / len(tokens)) / 0.5))
-            expected += max(0.0, weight) * gradient(net, share)
+            expected += (weight if way == "reverse" else max(0.0, weight)) * gradient(net, share)
             whole += share.item()
             own = get_loss("nll", "forget").function(net, naive.padded([sample], 14), LossContext())
             beyond, far = beyond + (max(0.0, -weight) * own if returns else 0.0), far + max(0.0, -weight) / 5
     assert loss.item() == pytest.approx(whole, rel=1e-12)  # float64 sums in another order
     assert torch.allclose(gradient(net, loss), expected, rtol=1e-10, atol=1e-12)
-    assert lowered.item() == pytest.approx(beyond.item(), rel=1e-12) and (lowered.item() > 0.0) == returns
     if returns:
+        assert lowered.item() == pytest.approx(beyond.item(), rel=1e-12) and lowered.item() > 0.0
         assert torch.allclose(gradient(net, lowered), gradient(net, beyond), rtol=1e-10, atol=1e-12)
     logs = depth.logs(lambda values: values)
-    assert logs.get("depth/beyond") == (pytest.approx(far) if returns else None)
+    assert logs.get("depth/beyond") == (None if way == "leave" else pytest.approx(far))
     assert logs["depth/reached"] == pytest.approx(3 / 5)
     assert logs["depth/target"] == pytest.approx(sum(targets()[:5]) / 5)
     assert depth.logs(lambda values: values) == {}
 
 
-@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("way", BEYOND)
 @pytest.mark.parametrize("whole", [False, True])
-def test_single_tokens_have_targets_of_their_own(whole: bool, returns: bool) -> None:
+def test_single_tokens_have_targets_of_their_own(whole: bool, way: str) -> None:
     """With ``whole``, a token is raised only as far as its answer is below the mean of its tokens' targets, too, and
-    with ``returns`` lowered only as far as its answer is above it."""
+    lowered, where that is the way, only as far as its answer is above it."""
+    returns = way == "return"
     net, batch = model(), naive.padded(BATCH, 14)
     given = torch.rand(len(BATCH), 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 8.0
-    loss, depth, lowered = bounded(net, "nll", given, whole=whole, returns=returns)
-    least = -1.0 if returns else 0.0
+    loss, depth, lowered = bounded(net, "nll", given, whole=whole, beyond=way)
+    least = 0.0 if way == "leave" else -1.0
     logits = net(**{k: batch[k] for k in ("input_ids", "attention_mask")}).logits
     expected, beyond = (torch.zeros((), dtype=torch.float64) for _ in range(2))
     shares, reached, answered = [], 0, 0
@@ -105,11 +108,12 @@ def test_single_tokens_have_targets_of_their_own(whole: bool, returns: bool) -> 
             weight = min(1.0, max(least, gap / 0.5))
             if whole:
                 weight = weight * abs(shares[-1]) if weight * shares[-1] > 0.0 else 0.0
-            expected, beyond = expected + max(0.0, weight) * token, beyond + max(0.0, -weight) * token
+            raised = weight if way == "reverse" else max(0.0, weight)
+            expected, beyond = expected + raised * token, beyond + max(0.0, -weight) * token
             reached, answered = reached + (weight <= 0.0), answered + 1
     if whole:
         assert min(shares) <= 0.0 and any(0.0 < share <= 1.0 for share in shares)  # answers of both kinds
-        assert returns == (min(shares) < 0.0)
+        assert (way != "leave") == (min(shares) < 0.0)
     assert torch.allclose(gradient(net, loss), gradient(net, expected), rtol=1e-10, atol=1e-12)
     if returns:
         assert torch.allclose(gradient(net, lowered), gradient(net, beyond), rtol=1e-10, atol=1e-12)
@@ -173,16 +177,25 @@ def test_a_loss_that_never_reads_the_logits_is_refused() -> None:
         net.head.weight.square().sum()
 
 
-@pytest.mark.parametrize("returns", [False, True])
-def test_what_is_left_is_measured_by_the_first_step_that_had_any(returns: bool) -> None:
+@pytest.mark.parametrize(
+    ("way", "levels", "expected"),
+    [
+        ("leave", (-1.0, 500.0, 250.0, -1.0), (0.0, 1.0, 0.5, 0.0)),
+        ("return", (-1.0, 500.0, 250.0, -1.0), (0.0, 1.0, 0.5**0.5, 0.0)),
+        ("reverse", (500.0, 250.0, -250.0, -1.0), (1.0, 0.5, 0.5, 0.0)),
+    ],
+)
+def test_what_is_left_is_measured_by_the_first_step_that_had_any(
+    way: str, levels: tuple[float, ...], expected: tuple[float, ...]
+) -> None:
     """A first window that is deep enough already must not switch everything after it off."""
-    net, batch, level = model(), naive.padded(BATCH, 14), [-1.0]
-    depth = Depth(lambda _: torch.full((6,), level[0], dtype=torch.float64), 1e3, returns=returns)
+    net, batch, level = model(), naive.padded(BATCH, 14), [0.0]
+    depth = Depth(lambda _: torch.full((6,), level[0], dtype=torch.float64), 1e3, beyond=way)
     left = []
-    for level[0] in (-1.0, 500.0, 250.0, -1.0):
+    for level[0] in levels:
         with depth.gate(batch).on(net):
             get_loss("nll", "forget").function(net, batch, LossContext())
         left.append(depth.remaining(lambda values: values))
         depth.logs(lambda values: values)
-    half = 0.5**0.5 if returns else 0.5
-    assert left == [0.0, 1.0, pytest.approx(half, abs=0.01), 0.0]  # losses of about 4 against targets of hundreds
+    assert left == pytest.approx(expected, abs=0.02)  # losses of about 4 against targets of hundreds
+    assert all(value == 0.0 for value, truth in zip(left, expected, strict=True) if truth == 0.0 and way != "reverse")

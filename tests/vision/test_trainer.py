@@ -104,12 +104,12 @@ def test_joint_batches_are_normalised_together(tmp_path: Path) -> None:
     assert torch.allclose(flat(model.parameters()), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("beyond", ["leave", "return"])
+@pytest.mark.parametrize("beyond", ["leave", "reverse", "return"])
 @pytest.mark.parametrize("until", [1.4, "holdout"])
 def test_bounded_forgetting_weighs_every_image(until: float | str, beyond: str, tmp_path: Path) -> None:
     """v = ∇L_r − Σ wᵢ∇ℓᵢ/n with wᵢ = clip((Tᵢ − ℓᵢ)/margin, 0, 1), by a loop over images in float64.
 
-    What returns is part of L_r, so that its weight goes down to −1.
+    Weights go down to −1 with ``reverse``, and with ``return``, for what returns is part of L_r.
 
     Tᵢ of ``holdout`` is drawn once for each of the 16 forget images, whatever crop of it a batch shows.
     """
@@ -134,7 +134,7 @@ def test_bounded_forgetting_weighs_every_image(until: float | str, beyond: str, 
         total = losses(retain["pixel_values"], retain["labels"]).mean()
         for i, row in enumerate(forget["rows"].tolist()):
             own = losses(forget["pixel_values"][i : i + 1], forget["labels"][i : i + 1])[0]
-            least = -1.0 if beyond == "return" else 0.0
+            least = 0.0 if beyond == "leave" else -1.0
             weights.append(min(max((targets[row] - float(own)) / 0.05, least), 1.0))
             total = total - weights[-1] * own / len(forget["labels"])
         for p, g in zip(parameters, torch.autograd.grad(total, parameters), strict=True):
