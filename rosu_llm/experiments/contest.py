@@ -43,6 +43,8 @@ _ROSU = {"method": "rosu", "amplify": "matched"}
 _PULL = {"rho": (*_RADII, "auto"), "kappa": (0.25, 0.5, 1.0)}
 _WEIGHT = {"retain_weight": (1.0, 2.0, 5.0)}
 
+_REVERSED = {**BOUND, "forget_level": "token", "forget_beyond": "reverse"}
+
 _METHODS: dict[str, Contestant] = {
     "rosu_paper": Contestant("ROSU, paper", PRESETS["paper"], {"rho": _RADII}),
     "rosu": Contestant("ROSU, matched pull", _ROSU, _PULL),
@@ -66,7 +68,8 @@ CONTESTANTS: dict[str, Contestant] = {
         ("", "", {}),
         ("_bounded", ", bounded*", BOUND),
         ("_returned", ", returned*", {**BOUND, "forget_beyond": "return"}),
-        ("_odds", ", odds, bounded*", {**BOUND, "forget_loss": "odds"}),
+        ("_reversed", ", reversed*", _REVERSED),
+        ("_odds", ", odds, reversed*", {**_REVERSED, "forget_loss": "odds"}),
     )
     if not (suffix == "_odds" and "forget_loss" in one.settings)  # NPO and SimNPO have their own
 }

@@ -70,11 +70,11 @@ def test_all_try_the_same_rates_and_lengths_with_settings_that_exist() -> None:
         for variant in search_variants(name, contest):
             build({**variant.settings, "output_dir": "unused", "use_cpu": True})
         assert (one.settings.get("forget_until", "off") == "holdout") == name.endswith(
-            ("_bounded", "_returned", "_odds")
+            ("_bounded", "_returned", "_reversed", "_odds")
         )
     assert CONTESTANTS["rosu_paper"].settings == PRESETS["paper"]
     assert CONTESTANTS["rosu_paper_bounded"].settings == PRESETS["recommended"]
-    assert CONTESTANTS["graddiff_odds"].settings == {**CONTESTANTS["graddiff_bounded"].settings, "forget_loss": "odds"}
+    assert CONTESTANTS["graddiff_odds"].settings == {**CONTESTANTS["graddiff_reversed"].settings, "forget_loss": "odds"}
     assert not {"npo_odds", "simnpo_odds"} & CONTESTANTS.keys()
 
 
@@ -85,10 +85,10 @@ def test_a_setting_that_several_search_has_the_same_values_in_all_of_them() -> N
         for name, one in CONTESTANTS.items()
     }
     radii = [own["rho"] for own in tried.values() if "rho" in own]
-    assert len(radii) == 24 and all(own == radii[0] for own in radii)
+    assert len(radii) == 30 and all(own == radii[0] for own in radii)
     assert sorted(radii[0]) == [0.02, 0.05, 0.1, 0.4]  # the task's, each once
     for name in ("graddiff", "npo", "gu", "rosu"):
-        assert tried[name] == tried[f"{name}_bounded"] == tried[f"{name}_returned"]
+        assert tried[name] == tried[f"{name}_bounded"] == tried[f"{name}_returned"] == tried[f"{name}_reversed"]
         assert tried[name] == tried.get(f"{name}_odds", tried[name])
     for own in tried.values():
         for key, values in own.items():
