@@ -44,16 +44,18 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "paper": _PAPER,
     # Ours, for pretrained models: the paper's steps, but what is as unlikely as unseen answers is left alone.
     "recommended": {**_PAPER, **BOUND},
-    # Ours, chosen on the demo for models of its size, trained from scratch, which know their data by heart: a gentle
-    # pull that stays exactly retain-neutral, on all tokens alike, each bounded alone by a level that follows the model.
+    # Ours, chosen on the demo for models of its size, trained from scratch, which know their data by heart: a pull that
+    # stays exactly retain-neutral, on all tokens alike, towards the level of unseen data from both sides, which follows
+    # the model.
     "small": {
         "method": "rosu",
         "forget_loss": "odds",
         "rho": 1.6,
         "amplify": "matched",
-        "kappa": 0.1,
+        "kappa": 0.4,
         **BOUND,
         "forget_level": "token",
+        "forget_beyond": "reverse",
         "forget_refresh": 5,
     },
 }

@@ -30,13 +30,14 @@ from ..ablate.grid import Grid, Variant
 from ..attempt import ANSWER_COLUMNS, AttemptObserver, Record, Started, Steps, cell_key
 from .world import Size, World, answers, build_world, learn, measure, small_llama
 
+_SAME_BOUND = {name: PRESETS["small"][name] for name in (*BOUND, "forget_beyond", "forget_refresh")}
 #: Row name → settings that differ from those all have in common, learning rate and length among them.
 CONTENDERS: dict[str, dict[str, Any]] = {
     "rosu_small": dict(PRESETS["small"]),
     "rosu": dict(PRESETS["paper"]),
     "minmax": {"method": "minmax"},
     "graddiff": {"method": "graddiff"},
-    "graddiff_bounded": {"method": "graddiff", **BOUND, "forget_level": "token"},
+    "graddiff_bounded": {"method": "graddiff", **_SAME_BOUND},
     "npo": {"method": "graddiff", "forget_loss": "npo"},
 }
 
@@ -66,7 +67,7 @@ LABELS = {
 FIGURES = {**ANSWER_COLUMNS, "degenerate": "degenerate"}
 COLUMNS = {**FIGURES, "seconds": "sec"}
 #: Settings of what to load that have a meaning here.
-_LOADING = {"retain_per_forget", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"}
+_LOADING = {"preset", "retain_per_forget", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"}
 
 
 class DemoTask:
@@ -86,14 +87,16 @@ class DemoTask:
     )
 
     def __init__(self, size: Size, values: Mapping[str, Any], folder: Path) -> None:
-        values = {name: value for name, value in with_preset(values).items() if name != "preset"}
         for f in dataclasses.fields(RunArguments):
             if f.name in values and f.name not in _LOADING:
                 raise ConfigError(
                     f"{f.name} has no place in the task 'demo', which brings its own model and data: leave it out, or "
                     "describe your task with --config FILE."
                 )
-        self.base: Mapping[str, Any] = {**COMMON, "use_cpu": True, **size.overrides, **values}
+        # a preset stays one: what of it goes along depends on what else a run sets
+        chosen = with_preset(values).keys() - values.keys()
+        ours = {name: value for name, value in COMMON.items() if name not in chosen}
+        self.base: Mapping[str, Any] = {**ours, "use_cpu": True, **size.overrides, **values}
         self._size, self._folder = size, folder
         self._world = lru_cache(maxsize=1)(lambda seed: build_world(seed, people=size.people, refusals=size.refusals))
 

@@ -11,10 +11,13 @@ import torch
 
 from rosu_llm.data.pairing import ForgetRetainDataset
 from rosu_llm.errors import ConfigError
+from rosu_llm.experiments.ablate.grid import free_grid
 from rosu_llm.experiments.attempt import train_quietly
+from rosu_llm.experiments.config_task import complete
 from rosu_llm.experiments.demo import task as demo_task
 from rosu_llm.experiments.demo.task import COMMON, CONTENDERS, DemoTask
 from rosu_llm.experiments.demo.world import SMOKE, build_world, learn, measure, small_llama, spoken
+from rosu_llm.recipes.settings import build
 from rosu_llm.training.config import ROSUConfig
 from rosu_llm.training.trainer import ROSUTrainer
 from tests.experiments.test_config_task import run
@@ -52,7 +55,12 @@ def test_a_cell_equals_training_a_copy_in_memory(tmp_path: Path) -> None:
 
 def test_a_preset_goes_before_the_demos_own_settings_and_after_given_ones(tmp_path: Path) -> None:
     base = DemoTask(SMOKE, {"preset": "small", "kappa": 0.3}, tmp_path).base
-    assert base == {**COMMON, "use_cpu": True, **SMOKE.overrides, **CONTENDERS["rosu_small"], "kappa": 0.3}
+    expected = {**COMMON, "use_cpu": True, **SMOKE.overrides, **CONTENDERS["rosu_small"], "kappa": 0.3}
+    assert complete(base) == {**complete(expected), "preset": "small"}
+    axes = ["method=rosu,graddiff,npo", "forget_until=holdout,off", "keep_best=off"]
+    for variant in free_grid(axes, base, {}).variants:  # the preset's other settings give way
+        assert complete({**base, **variant.settings})["forget_until"] == variant.settings["forget_until"]
+        build({**base, **variant.settings, "output_dir": "unused"})
     with pytest.raises(ConfigError, match="Unknown preset"):
         DemoTask(SMOKE, {"preset": "tiny"}, tmp_path)
 
