@@ -226,8 +226,9 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     until = values.get("forget_until", FOLLOWING[0])
     for key in [] if until in FOLLOWING else ["forget_refresh", *(_OF_TARGETS if until in ("off", False) else ())]:
         chosen.pop(key, None)
-    if values.get("keep_best") == "depth":
-        chosen.pop("forget_refresh", None)
+    for name, value, other in (("keep_best", "depth", "forget_refresh"), ("rho", "auto", "rho_schedule")):
+        if values.get(name) == value:
+            chosen.pop(other, None)
     loss = with_named_loss({**chosen, **values}).get("forget_loss")
     if until == "alternates" or (isinstance(loss, str) and loss in LOSSES and LOSSES[loss].alternative != "none"):
         chosen.pop("forget_level", None)  # answers are compared there, not tokens

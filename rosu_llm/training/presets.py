@@ -50,9 +50,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "small": {
         "method": "rosu",
         "forget_loss": "odds",
-        "rho": 1.6,
+        "rho": 2.4,
+        "rho_schedule": "cosine",
         "amplify": "matched",
-        "kappa": 0.4,
+        "kappa": 0.3,
         **BOUND,
         "forget_level": "token",
         "forget_beyond": "reverse",

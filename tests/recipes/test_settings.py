@@ -374,6 +374,7 @@ def test_the_forget_loss_of_a_preset_belongs_to_its_method(method: str, loss: st
         ({"forget_loss": "idk_dpo"}, "sequence"),
         ({"forget_until": "alternates"}, "sequence"),
         ({"keep_best": "depth"}, None),
+        ({"rho": "auto"}, None),
     ],
 )
 def test_a_preset_leaves_out_what_does_not_go_along(preset: str, given: dict[str, Any], level: str | None) -> None:
