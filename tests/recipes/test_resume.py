@@ -67,6 +67,15 @@ def test_another_run_is_refused_with_what_differs(
     assert sorted(path for path in begun.rglob("*")) == before
 
 
+def test_what_the_budget_is_measured_on_is_part_of_the_run(world: World, tmp_path: Path) -> None:
+    path, found = tmp_path / "budget.jsonl", []
+    for rows in ("one", "two"):
+        path.write_text(rows)
+        found.append(settings_to_keep(*build(base(world, tmp_path, budget=0.1, budget_data=str(path))))["contents"])
+    assert found[0].pop("budget_data") != found[1].pop("budget_data")
+    assert found[0] == found[1]
+
+
 def test_what_does_not_change_the_run_may_change(world: World, begun: Path, tmp_path: Path) -> None:
     """Longer, elsewhere, and the same samples per step in other portions."""
     checkpoint = str(begun / "checkpoint-1")

@@ -11,6 +11,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from rosu_llm import ROSUConfig
+from rosu_llm.analysis.coupling.recipe import diagnosis_recipe
 from rosu_llm.errors import ConfigError
 from rosu_llm.recipes.settings import RunArguments, build, read_config, read_flags
 from rosu_llm.training.presets import PRESETS, WITHOUT_UNSEEN
@@ -403,6 +404,15 @@ def test_an_unknown_preset_comes_with_the_known_ones() -> None:
     for name in ("papers", ["papers"]):
         with pytest.raises(ConfigError, match=r"Unknown preset .*papers.*: it is not one of paper, recommended, small"):
             build({"preset": name, "output_dir": "unused"})
+
+
+def test_a_diagnosis_leaves_out_what_a_run_would_look_at() -> None:
+    values = {"forget_until": "alternates", "alternates": "a", "budget": 0.1, "budget_measure": "kl", "output_dir": "u"}
+    for name in ("none", *PRESETS):
+        arguments, config = diagnosis_recipe({**values, "preset": name})
+        assert (config.forget_until, config.budget, config.budget_measure) == ("off", None, "loss")
+        assert arguments.alternates is None
+    assert diagnosis_recipe({**values, "method": "altpo"}).arguments.alternates == "a"
 
 
 @pytest.mark.parametrize("own", [{"forget_beyond": "return"}, {"forget_refresh": 5}, {"keep_best": "depth"}])
